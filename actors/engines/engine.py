@@ -1,0 +1,107 @@
+"""The engine protocol: token ids in; token ids with the log-probabilities they were sampled with out.
+
+Invariants:
+- weights change only between two steps of the engine; what was sampled before keeps its version;
+- log-probabilities are those of the distribution that was sampled from, temperature included;
+- no KV computed with one version's weights is reused under another.
+
+Engines are asynchronous: callers `await sample(...)`, many at once. How an engine spends the time in between
+(a real step on a thread, modelled time on a virtual clock) is its own matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from policies.trajectory import WeightsVersion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCapacity:
+    """What an engine can hold, as read from the engine itself."""
+
+    kv_blocks: int
+    block_tokens: int
+    max_sequence_tokens: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV cache."""
+        return self.kv_blocks * self.block_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRequest:
+    """Continue a sequence."""
+
+    id: str
+    """Unique among the requests in the engine."""
+    ids: list[int]
+    """The whole history `[L]`."""
+    max_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]
+    seed: int
+    """Seed of this request's own random stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleResult:
+    """What was sampled."""
+
+    ids: list[int]
+    """`[N]`, the stop token included if one was sampled."""
+    logprobs: list[float]
+    """`[N]`."""
+    finish: Literal["stop", "length", "aborted"]
+    version: WeightsVersion
+    """The weights that sampled the last token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineUsage:
+    """The engine's load, at one moment and so far."""
+
+    running: int
+    kv_used_tokens: int
+    generated_tokens: int
+    busy_seconds: float
+
+
+class EngineFailed(RuntimeError):
+    """The engine raised in a step; it is of no further use. The text holds the cause."""
+
+
+class Engine(Protocol):
+    """See the module's docstring. Lifecycle: `start`, then anything, then `close`."""
+
+    kind: str
+    """For the books: `vllm`, or what is simulated."""
+
+    async def start(self) -> EngineCapacity:
+        """Load the model. Raises `EngineFailed`."""
+        ...
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        """One continuation. Raises `EngineFailed`; `ValueError` for a request that can never fit."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; its `sample` returns with finish `aborted`. Unknown ids are ignored."""
+        ...
+
+    async def pause(self) -> None:
+        """Take no further step until `resume`; requests stay where they are."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, version: WeightsVersion, weights: Iterable[tuple[str, Any]]) -> None:
+        """Replace the weights: (Hugging Face parameter name, tensor) pairs."""
+        ...
+
+    def usage(self) -> EngineUsage: ...
+
+    async def close(self) -> None: ...

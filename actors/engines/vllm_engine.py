@@ -1,0 +1,303 @@
+"""vLLM, driven in process: one thread owns the engine, commands are applied between its steps.
+
+vLLM's asyncio engine refuses to run inside an actor's process, and stepping on the event loop makes the actor
+deaf for as long as a step takes. So a pump task hands the actor's own thread one round at a time: apply what
+has been asked for since the last round (add, abort), step once, report. Nobody else touches the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
+from actors.system.clock import Clock, seconds_since
+from policies.options import Options
+from policies.trajectory import WeightsVersion
+
+log = logging.getLogger(__name__)
+
+
+class VllmOptions(Options):
+    """How vLLM is set up. Defaults suit a small model on a CPU."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_sequence_tokens: int = 4096
+    max_running: int = 64
+    """Sequences that may decode at once (`max_num_seqs`)."""
+    max_step_tokens: int = 2048
+    """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`)."""
+    kv_tokens: int | None = None
+    """Tokens of KV cache; None lets vLLM take what memory allows. Small values make scheduling matter."""
+    block_tokens: int = 32
+    """Tokens per KV block. vLLM's CPU attention wants multiples of 32."""
+    prefix_caching: bool = True
+
+
+class Offload(Protocol):
+    """An actor port's `offload`."""
+
+    def __call__[T](self, cost: Callable[[], float], work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine."""
+
+    future: asyncio.Future[SampleResult]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Round:
+    """What the pump hands to the thread."""
+
+    add: list[SampleRequest]
+    abort: list[str]
+
+
+class VllmEngine:
+    """See the module's docstring.
+
+    Args:
+        model: folder of a model in Hugging Face format.
+        offload: runs blocking work on the thread that owns the engine.
+        spawn: starts the pump beside the caller's handlers.
+    """
+
+    kind = "vllm"
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        options: VllmOptions,
+        seed: int,
+        clock: Clock,
+        offload: Offload,
+        spawn: Callable[[Any], asyncio.Task[Any]],
+    ) -> None:
+        self._model, self._options, self._seed = model, options, seed
+        self._clock, self._offload, self._spawn = clock, offload, spawn
+        self._llm: Any = None
+        self._version = WeightsVersion(0, 0)
+        self._requests: dict[str, _Running] = {}
+        self._next = _Round([], [])
+        self._wake = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._generated = 0
+        self._busy_seconds = 0.0
+        self._kv_share = 0.0
+        self._capacity: EngineCapacity | None = None
+        self._failure: str | None = None
+
+    async def start(self) -> EngineCapacity:
+        self._capacity = await self._offload(lambda: 0.0, self._build)
+        self._spawn(self._pump())
+        return self._capacity
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        assert self._capacity is not None, "start the engine before sampling"
+        self._check_alive()
+        longest = min(self._capacity.max_sequence_tokens, self._capacity.kv_tokens)
+        if len(request.ids) + request.max_tokens > longest:
+            raise ValueError(
+                f"request {request.id}: {len(request.ids)} + {request.max_tokens} tokens exceed the engine's {longest}; "
+                "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
+            )
+        assert request.id not in self._requests, f"request {request.id} is already in the engine"
+        running = _Running(asyncio.get_running_loop().create_future())
+        self._requests[request.id] = running
+        self._next.add.append(request)
+        self._wake.set()
+        try:
+            return await running.future
+        except asyncio.CancelledError:
+            await self.abort(request.id)
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        running = self._requests.pop(request_id, None)
+        if running is None:
+            return
+        self._next.add = [request for request in self._next.add if request.id != request_id]
+        self._next.abort.append(request_id)
+        self._wake.set()
+        if not running.future.done():
+            running.future.set_result(self._result(running, "aborted"))
+
+    async def pause(self) -> None:
+        self._open.clear()
+
+    async def resume(self) -> None:
+        self._open.set()
+
+    async def update_weights(self, version: WeightsVersion, weights: Iterable[tuple[str, Any]]) -> None:
+        self._check_alive()
+        pairs = list(weights)
+        await self._offload(lambda: 0.0, lambda: self._load_weights(pairs))
+        self._version = version
+
+    def usage(self) -> EngineUsage:
+        tokens = self._capacity.kv_tokens if self._capacity else 0
+        return EngineUsage(
+            running=len(self._requests),
+            kv_used_tokens=round(self._kv_share * tokens),
+            generated_tokens=self._generated,
+            busy_seconds=self._busy_seconds,
+        )
+
+    async def close(self) -> None:
+        for request_id in list(self._requests):
+            await self.abort(request_id)
+        if self._llm is not None:
+            await self._offload(lambda: 0.0, self._shut_down)
+
+    # --- on the event loop -----------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Step as long as there is something to do; a failed step fails every request in the engine."""
+        try:
+            while True:
+                await self._open.wait()
+                if not self._requests and not self._next.abort:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                round_, self._next = self._next, _Round([], [])
+                start = self._clock.now_ns()
+                outputs = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
+                self._busy_seconds += seconds_since(self._clock, start)
+                self._deliver(outputs)
+        except EngineFailed as failure:
+            self._failure = str(failure)
+            for running in self._requests.values():
+                if not running.future.done():
+                    running.future.set_exception(EngineFailed(self._failure))
+            self._requests.clear()
+            raise
+
+    def _deliver(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            running = self._requests.get(output.request_id)
+            if running is None:
+                continue  # aborted meanwhile
+            completion = output.outputs[0]
+            new = len(completion.token_ids) - len(running.ids)
+            self._generated += new
+            if not output.finished:
+                running.ids = list(completion.token_ids)
+                continue
+            running.ids = list(completion.token_ids)
+            running.logprobs = [
+                at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)
+            ]
+            del self._requests[output.request_id]
+            if not running.future.done():
+                finish = "stop" if completion.finish_reason == "stop" else "length"
+                running.future.set_result(self._result(running, finish))
+
+    def _result(self, running: _Running, finish: Literal["stop", "length", "aborted"]) -> SampleResult:
+        kept = len(running.logprobs)
+        return SampleResult(ids=running.ids[:kept], logprobs=running.logprobs, finish=finish, version=self._version)
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineFailed(self._failure)
+
+    # --- on the engine's thread ------------------------------------------------------------------
+
+    def _build(self) -> EngineCapacity:
+        # vLLM reads these when it is imported, so they are set here and not by the caller.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm import EngineArgs, LLMEngine
+
+        options = self._options
+        try:
+            self._llm = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=self._model,
+                    dtype=options.dtype,
+                    seed=self._seed % 2**32,
+                    enforce_eager=True,
+                    distributed_executor_backend="uni",
+                    max_model_len=options.max_sequence_tokens,
+                    max_num_seqs=options.max_running,
+                    max_num_batched_tokens=max(options.max_step_tokens, options.max_running),
+                    kv_cache_memory_bytes=self._kv_bytes(),
+                    block_size=options.block_tokens,
+                    enable_prefix_caching=options.prefix_caching,
+                    logprobs_mode="processed_logprobs",
+                    skip_tokenizer_init=True,
+                    # The defaults in a model's folder (top-p, repetition penalty) must not bend what is sampled.
+                    generation_config="vllm",
+                )
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise EngineFailed(f"vLLM could not load {self._model}: {error}") from error
+        cache = self._llm.vllm_config.cache_config
+        return EngineCapacity(
+            # vLLM keeps one block back as its null block.
+            kv_blocks=cache.num_gpu_blocks - 1,
+            block_tokens=cache.block_size,
+            max_sequence_tokens=self._llm.vllm_config.model_config.max_model_len,
+        )
+
+    def _kv_bytes(self) -> int | None:
+        """Bytes of the KV cache that was asked for; None leaves its size to vLLM."""
+        from transformers import AutoConfig
+
+        if self._options.kv_tokens is None:
+            return None
+        config = AutoConfig.from_pretrained(self._model)
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head
+        item = {"float32": 4, "bfloat16": 2}[self._options.dtype]
+        # One block more than asked for: vLLM keeps its first one as the null block.
+        blocks = -(-self._options.kv_tokens // self._options.block_tokens) + 1
+        return blocks * self._options.block_tokens * per_token * item
+
+    def _step(self, work: _Round) -> list[Any]:
+        from vllm import SamplingParams, TokensPrompt
+
+        try:
+            if work.abort:
+                self._llm.abort_request(work.abort)
+            for request in work.add:
+                prompt = TokensPrompt(prompt_token_ids=request.ids)
+                # KV of other weights must not be found: each version has its own prefix cache.
+                prompt["cache_salt"] = f"{self._version.lineage}.{self._version.step}"
+                self._llm.add_request(
+                    request.id,
+                    prompt,
+                    SamplingParams(
+                        temperature=request.temperature,
+                        max_tokens=request.max_tokens,
+                        stop_token_ids=list(request.stop_ids),
+                        ignore_eos=True,
+                        seed=request.seed,
+                        logprobs=0,
+                        detokenize=False,
+                    ),
+                )
+            outputs = self._llm.step() if self._llm.has_unfinished_requests() else []
+            self._kv_share = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
+            return outputs
+        except Exception as error:
+            # The boundary to vLLM: whatever it raises, its state is unknown afterwards.
+            log.exception("vLLM failed in a step")
+            raise EngineFailed(f"vLLM failed in a step: {type(error).__name__}: {error}") from error
+
+    def _load_weights(self, pairs: list[tuple[str, Any]]) -> None:
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(pairs)})
+
+    def _shut_down(self) -> None:
+        self._llm.engine_core.shutdown()
+        self._llm = None

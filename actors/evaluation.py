@@ -1,0 +1,52 @@
+"""Evaluation on held-out problems: the same rollouts, nothing learned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from actors.messages import RunEvaluation
+from actors.sampling import Sampler, rollout_figures
+from policies.curriculum import ProblemStream
+from policies.trajectory import Trajectory
+
+
+async def evaluate(request: RunEvaluation, sampler: Sampler) -> dict[str, float]:
+    """Accuracy and its companions over `options.count` held-out problems.
+
+    A rollout that could not be finished counts as wrong: dropping it would flatter the model.
+    """
+    options = request.options
+    stream = ProblemStream(options.problems, run_seed=0, held_out=True)
+    problems = [stream.problem(index) for index in range(options.count)]
+    sampled = await sampler.sample(
+        problems,
+        options.samples,
+        stage=f"evaluation-{request.name}",
+        step=0,
+        limits=request.limits,
+        temperature=options.temperature,
+    )
+    trajectories = sampled.trajectories
+    figures = rollout_figures(trajectories)
+    asked = options.count * options.samples
+    correct = sum(trajectory.verdict.correct for trajectory in trajectories)
+    return {
+        "problems": float(options.count),
+        "samples": float(options.samples),
+        "correct": float(correct),
+        "asked": float(asked),
+        "accuracy": correct / asked,
+        "mean_response_tokens": figures.get("response_tokens_mean", 0.0),
+        "mean_tool_calls": figures.get("tool_calls_mean", 0.0),
+        "tool_error_share": figures.get("tool_error_share", 0.0),
+        "tool_error_share_in_correct": figures.get("tool_error_share_in_correct", 0.0),
+        "truncated_share": figures.get("truncated_share", 0.0),
+        "dropped": float(len(sampled.dropped)),
+    } | _accuracy_by_family(trajectories)
+
+
+def _accuracy_by_family(trajectories: list[Trajectory]) -> dict[str, float]:
+    families: dict[str, list[bool]] = defaultdict(list)
+    for trajectory in trajectories:
+        families[trajectory.problem.family].append(trajectory.verdict.correct)
+    return {f"accuracy_{name}": sum(right) / len(right) for name, right in sorted(families.items())}

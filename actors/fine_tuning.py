@@ -1,0 +1,99 @@
+"""The SFT stage: makes demonstrations, and has the learner imitate them.
+
+Calls that a demonstration makes to fail are really run in the sandbox, since what the interpreter says of a
+broken program is what the model will read later; calls that print a number are known without running them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+
+from actors.messages import Learn, Report, RunCall, RunFineTuning
+from actors.system.actor import ActorRef, Port
+from env.tool_call import ToolCall, ToolResult
+from policies.batch import TrainingSequence
+from policies.chat_format import ChatFormat
+from policies.curriculum import ProblemStream
+from policies.demonstrations import Script, expected_result, sequence_from_script, write_script
+from policies.dialogue import DialogueLimits
+from policies.stages import FineTuningOptions
+
+LEARN_DEADLINE_S = 3600.0
+
+
+class FineTuning:
+    """One SFT stage.
+
+    Args:
+        report: takes the figures of each step.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        request: RunFineTuning,
+        *,
+        chat: ChatFormat,
+        learner: ActorRef,
+        environments: list[ActorRef],
+        run_seed: int,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._port, self._chat, self._learner, self._environments = port, chat, learner, environments
+        self._name, self._options, self._limits = request.name, request.options, request.limits
+        self._run_seed, self._report = run_seed, report
+        self._rng = random.Random(f"{run_seed}/{request.name}")
+
+    async def run(self) -> dict[str, float]:
+        """All steps of the stage; returns the figures of its last one."""
+        options: FineTuningOptions = self._options
+        sequences = await self._demonstrations(self._limits)
+        figures: dict[str, float] = {}
+        batches = self._batches(sequences)
+        for step in range(options.steps):
+            blob = await self._port.blobs.put(tuple(next(batches)))
+            learned = await self._port.ask(
+                self._learner, Learn(step_id=f"{self._name}/{step}", kind="fine_tune", blob=blob.key), LEARN_DEADLINE_S
+            )
+            await self._port.blobs.drop(blob)
+            figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
+            self._report(Report(kind="fine_tune", stage=self._name, step=step + 1, figures=figures))
+        return figures
+
+    async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
+        stream = ProblemStream(self._options.problems, run_seed=self._run_seed, held_out=False)
+        posed = [stream.posed(index) for index in range(self._options.demonstrations)]
+        scripts = [write_script(problem, self._options.habits, self._rng, tools=limits.tools) for problem in posed]
+        results = await asyncio.gather(*[self._results(script, f"{self._name}/{i}") for i, script in enumerate(scripts)])
+        return [
+            sequence_from_script(script, answers, self._chat, limits.tool_response_characters)
+            for script, answers in zip(scripts, results, strict=True)
+        ]
+
+    async def _results(self, script: Script, name: str) -> tuple[ToolResult, ...]:
+        results = []
+        for index, program in enumerate(script.programs):
+            call = ToolCall(id=f"{name}/{index}", code=program, limits=self._limits.call)
+            if index < len(script.programs) - 1:
+                where = self._environments[hash_free_index(name, len(self._environments))]
+                finished = await self._port.ask(where, RunCall(call=call, trajectory=name), LEARN_DEADLINE_S)
+                results.append(finished.result)
+            else:
+                results.append(expected_result(call, script.expression))
+        return tuple(results)
+
+    def _batches(self, sequences: list[TrainingSequence]) -> Iterator[list[TrainingSequence]]:
+        """Endless batches: each epoch in an order of its own."""
+        pending: list[TrainingSequence] = []
+        while True:
+            while len(pending) < self._options.batch:
+                pending += self._rng.sample(sequences, len(sequences))
+            batch, pending = pending[: self._options.batch], pending[self._options.batch :]
+            yield batch
+
+
+def hash_free_index(name: str, count: int) -> int:
+    """Spread names over `count` places, the same in every process (unlike `hash`)."""
+    return sum(name.encode()) % count

@@ -1,0 +1,151 @@
+"""The generator: an engine behind messages, with the token histories of the rollouts that hold leases on it.
+
+Invariants:
+- a history here equals the rollout's own up to `known` tokens, or the answer is `history_missing`;
+- a lease of another incarnation is answered `history_missing`: what it held is gone;
+- a rollout that is forgotten holds nothing here: its request is aborted, its history dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from actors.engines.engine import Engine, EngineCapacity, SampleRequest
+from actors.engines.vllm_engine import VllmEngine, VllmOptions
+from actors.messages import (
+    DescribeGenerator,
+    ForgetRollout,
+    GeneratorStatus,
+    JoinGenerator,
+    SampleTurn,
+    TurnSampled,
+    UpdateWeights,
+)
+from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from actors.system.message import Done
+from policies import tokens
+from policies.balancing import Capacity
+from policies.trajectory import WeightsVersion
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 60.0
+"""For small requests to other actors."""
+
+
+class GeneratorActor(Actor):
+    """Samples model turns.
+
+    Args:
+        model: folder of the model in Hugging Face format.
+        options: how the engine is set up.
+        balancer: where the generator's capacity is announced.
+    """
+
+    def __init__(self, *, model: str, options: VllmOptions, balancer: ActorRef) -> None:
+        self._model, self._options, self._balancer = model, options, balancer
+        self._histories: dict[str, list[int]] = {}
+        self._turns: dict[tuple[str, int], asyncio.Future[TurnSampled]] = {}
+        self._turns_served = 0
+        self._version = WeightsVersion(0, 0)
+
+    async def start(self) -> None:
+        self._engine: Engine = VllmEngine(
+            model=self._model,
+            options=self._options,
+            seed=self.port.random.getrandbits(32),
+            clock=self.port.clock,
+            offload=self.port.offload,
+            spawn=self.port.start_task,
+        )
+        self._capacity = await self._engine.start()
+        await self.port.ask(self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
+
+    async def stop(self) -> None:
+        await self._engine.close()
+
+    @handles(SampleTurn)
+    async def on_sample(self, request: SampleTurn) -> TurnSampled:
+        rollout = request.lease.rollout
+        key = (rollout, request.turn)
+        if key in self._turns:  # asked again after a resend
+            return await asyncio.shield(self._turns[key])
+        history = self._histories.get(rollout, [])
+        stale = request.lease.incarnation != self.port.incarnation
+        if stale or request.known > len(history):
+            return TurnSampled(finish="history_missing", version=self._version)
+        future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
+        self._turns[key] = future
+        try:
+            sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
+        except BaseException as error:
+            self._turns.pop(key, None)
+            future.set_exception(error)
+            future.exception()  # whoever waited has it; nobody waiting is no fault
+            raise
+        future.set_result(sampled)
+        return sampled
+
+    async def _sample(self, request: SampleTurn, history: list[int]) -> TurnSampled:
+        rollout = request.lease.rollout
+        self._histories[rollout] = history
+        result = await self._engine.sample(
+            SampleRequest(
+                id=f"{rollout}#{request.turn}",
+                ids=history,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                stop_ids=request.stop_ids,
+                seed=request.seed,
+            )
+        )
+        if rollout in self._histories:  # not forgotten meanwhile
+            self._histories[rollout] = history + result.ids
+        self._turns_served += 1
+        return TurnSampled(
+            ids=tokens.pack_ids(result.ids),
+            logprobs=tokens.pack_floats(result.logprobs),
+            finish=result.finish,
+            version=result.version,
+        )
+
+    @handles(ForgetRollout)
+    async def on_forget(self, message: ForgetRollout) -> None:
+        self._histories.pop(message.rollout, None)
+        for key in [key for key in self._turns if key[0] == message.rollout]:
+            del self._turns[key]
+            await self._engine.abort(f"{key[0]}#{key[1]}")
+
+    @handles(UpdateWeights)
+    async def on_update(self, request: UpdateWeights) -> Done:
+        if request.version == self._version:
+            return Done()  # asked again after a resend
+        weights = await self.port.blobs.get(BlobRef(request.blob))
+        await self._engine.update_weights(request.version, weights.items())
+        self._version = request.version
+        return Done()
+
+    @handles(DescribeGenerator)
+    async def on_describe(self, _: DescribeGenerator) -> GeneratorStatus:
+        usage = self._engine.usage()
+        return GeneratorStatus(
+            capacity=self._announced(),
+            engine=self._engine.kind,
+            running=usage.running,
+            kv_used_tokens=usage.kv_used_tokens,
+            turns_served=self._turns_served,
+            generated_tokens=usage.generated_tokens,
+            busy_seconds=usage.busy_seconds,
+            version=self._version,
+        )
+
+    def _announced(self) -> Capacity:
+        capacity: EngineCapacity = self._capacity
+        return Capacity(
+            generator=self.port.name,
+            incarnation=self.port.incarnation,
+            kv_tokens=capacity.kv_tokens,
+            block_tokens=capacity.block_tokens,
+            max_sequence_tokens=capacity.max_sequence_tokens,
+        )

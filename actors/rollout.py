@@ -1,0 +1,251 @@
+"""The rollout actor: plays many dialogues at once on one event loop.
+
+Invariants:
+- a lease is held from before the first turn to the end of the dialogue, tool calls included, and it is given
+  back whatever happens;
+- an answer from a generator that died is never used: the dialogue acquires a new lease and sends its history;
+- each dialogue ends with a stored trajectory and one answer to whoever asked for it, or with an error to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from actors.messages import (
+    AcquireLease,
+    CallFinished,
+    ForgetRollout,
+    LeaseGranted,
+    ReleaseLease,
+    RolloutFinished,
+    RunCall,
+    RunRollout,
+    SampleTurn,
+    StoreTrajectory,
+    TurnSampled,
+)
+from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
+from actors.system.clock import seconds_since
+from actors.tokenizer import PromptOptions, load_chat_format
+from env.tool_call import ToolCall, ToolResult
+from policies.balancing import Wish
+from policies.dialogue import Dialogue, Execute, Finished, Sample
+from policies.dispatch import LeastOutstanding
+from policies.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
+
+TURN_DEADLINE_S = 600.0
+"""A generator that has not finished one turn by then is taken for dead."""
+CALL_GRACE_S = 120.0
+"""Seconds beyond its own limit that a call may wait for a free interpreter."""
+LEASE_DEADLINE_S = 3600.0
+ARCHIVE_DEADLINE_S = 120.0
+TRIES = 3
+"""How often a call or a lease is tried again after the actor that had it died."""
+
+
+class RefusedRollout(ValueError):
+    """No generator could ever hold the rollout."""
+
+
+class RolloutActor(Actor):
+    """Plays dialogues.
+
+    Args:
+        model: folder with the tokenizer.
+        run_seed: seed of the run; each turn samples from a stream of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        prompt: PromptOptions,
+        run_seed: int,
+        balancer: ActorRef,
+        environments: list[ActorRef],
+        archive: ActorRef,
+    ) -> None:
+        self._model, self._prompt, self._run_seed = model, prompt, run_seed
+        self._balancer, self._archive = balancer, archive
+        self._environments = {ref.name: ref for ref in environments}
+        self._dispatch = LeastOutstanding(list(self._environments))
+        self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
+
+    async def start(self) -> None:
+        self._chat = load_chat_format(self._model, self._prompt)
+
+    @handles(RunRollout)
+    async def on_run(self, request: RunRollout) -> RolloutFinished:
+        task = self._running.get(request.id)
+        if task is None:
+            task = asyncio.ensure_future(self._play(request))
+            self._running[request.id] = task
+            task.add_done_callback(lambda _: self._running.pop(request.id, None))
+        return await asyncio.shield(task)
+
+    async def _play(self, request: RunRollout) -> RolloutFinished:
+        dialogue = Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
+        trajectory = await _Play(self, request, dialogue).to_the_end()
+        await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
+        return RolloutFinished(trajectory=trajectory)
+
+    async def acquire(self, wish: Wish) -> LeaseGranted:
+        """A lease for `wish`. Raises `RefusedRollout`."""
+        granted = await self.port.ask(self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        if granted.lease is None:
+            raise RefusedRollout(granted.refusal)
+        return granted
+
+    def give_back(self, granted: LeaseGranted) -> None:
+        """Release a lease: the generator first drops what it holds, then the balancer may promise it again."""
+        assert granted.lease is not None
+        self.port.tell(ActorRef(granted.lease.generator), ForgetRollout(rollout=granted.lease.rollout))
+        self.port.tell(self._balancer, ReleaseLease(rollout=granted.lease.rollout))
+
+    async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
+        """Run one call; one whose environment died is tried on another."""
+        avoid: frozenset[str] = frozenset()
+        result = ToolResult(id=call.id, status="sandbox_failure", reason="no environment could run the call")
+        for _ in range(TRIES):
+            name = self._dispatch.choose(avoid)
+            try:
+                deadline = call.limits.wall_seconds + CALL_GRACE_S
+                finished: CallFinished = await self.port.ask(
+                    self._environments[name], RunCall(call=call, trajectory=trajectory), deadline
+                )
+            except (ActorLost, DeadlineExceeded) as error:
+                log.warning("call %s: %s failed it: %s", call.id, name, error)
+            else:
+                result = finished.result
+                if result.status != "sandbox_failure":
+                    return result
+                log.warning("call %s: %s: %s", call.id, name, result.reason)
+            finally:
+                self._dispatch.finished(name)
+            avoid |= {name}
+        return result
+
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a model turn."""
+        return self._chat.stop_ids
+
+    def turn_seed(self, rollout: str, turn: int) -> int:
+        """The seed of one turn's random stream, 63 bits."""
+        return seed_for(self._run_seed, f"{rollout}#{turn}") >> 1
+
+
+class _Play:
+    """One dialogue being played: the lease it holds, and how much of its history the generator has."""
+
+    def __init__(self, actor: RolloutActor, request: RunRollout, dialogue: Dialogue) -> None:
+        self._actor, self._request, self._dialogue = actor, request, dialogue
+        self._granted: LeaseGranted | None = None
+        self._known = 0
+        self._waited_seconds = 0.0
+        self._queued = False
+
+    async def to_the_end(self) -> Trajectory:
+        try:
+            while True:
+                match self._dialogue.next_action():
+                    case Sample() as sample:
+                        await self._sample(sample)
+                    case Execute(calls):
+                        self._dialogue.executed(await _in_order([self._run(call) for call in calls]))
+                    case Finished() as finished:
+                        return self._trajectory(finished)
+        finally:
+            self._release()
+
+    async def _sample(self, sample: Sample) -> None:
+        for _ in range(TRIES):
+            try:
+                sampled = await self._ask_generator(sample)
+            except ActorLost as lost:
+                log.warning("rollout %s: %s; acquiring another lease", self._request.id, lost)
+                self._release()
+                continue
+            self._dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
+            self._known = self._dialogue.length
+            return
+        raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
+
+    async def _ask_generator(self, sample: Sample) -> TurnSampled:
+        if self._granted is None:
+            await self._acquire()
+        sampled = await self._ask_turn(sample)
+        if sampled.finish == "history_missing":
+            self._known = 0
+            sampled = await self._ask_turn(sample)
+        if sampled.finish in ("history_missing", "aborted"):
+            assert self._granted is not None and self._granted.lease is not None
+            raise ActorLost(f"{self._granted.lease.generator} has lost the rollout ({sampled.finish})")
+        return sampled
+
+    async def _ask_turn(self, sample: Sample) -> TurnSampled:
+        assert self._granted is not None and self._granted.lease is not None
+        lease = self._granted.lease
+        turn = SampleTurn(
+            lease=lease,
+            turn=sample.turn,
+            known=self._known,
+            ids=self._dialogue.ids_from(self._known),
+            max_tokens=sample.max_tokens,
+            temperature=self._request.temperature,
+            stop_ids=self._actor.stop_ids(),
+            seed=self._actor.turn_seed(self._request.id, sample.turn),
+        )
+        return await self._actor.port.ask(ActorRef(lease.generator), turn, TURN_DEADLINE_S)
+
+    async def _acquire(self) -> None:
+        start = self._actor.port.clock.now_ns()
+        self._granted = await self._actor.acquire(
+            Wish(
+                rollout=self._request.id,
+                prompt_tokens=self._dialogue.length,
+                max_tokens=self._request.limits.max_tokens,
+            )
+        )
+        self._known = 0
+        self._queued |= self._granted.queued
+        self._waited_seconds += seconds_since(self._actor.port.clock, start)
+
+    def _release(self) -> None:
+        if self._granted is not None:
+            self._actor.give_back(self._granted)
+            self._granted = None
+
+    async def _run(self, call: ToolCall) -> ToolResult:
+        return await self._actor.run_call(call, self._request.id)
+
+    def _trajectory(self, finished: Finished) -> Trajectory:
+        assert self._granted is not None and self._granted.lease is not None
+        dialogue, request = self._dialogue, self._request
+        return Trajectory(
+            id=request.id,
+            group=request.group,
+            sample=request.sample,
+            stage=request.stage,
+            step=request.step,
+            problem=request.problem,
+            spans=tuple(dialogue.spans),
+            calls=tuple(dialogue.calls),
+            turns=dialogue.turns,
+            answer_tags=dialogue.answer_tags,
+            finish=finished.finish,
+            verdict=finished.verdict,
+            reward=float(finished.verdict.correct),
+            generator=self._granted.lease.generator,
+            waited_seconds=self._waited_seconds,
+            queued=self._queued,
+        )
+
+
+async def _in_order[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines run side by side, in the order given."""
+    return list(await asyncio.gather(*work))

@@ -1,0 +1,164 @@
+"""What an actor is.
+
+An actor is a plain class whose coroutines answer messages. It owns its state, runs on one event loop,
+and reaches the world only through its `Port`, which the stage that hosts it provides:
+
+    class Greeter(Actor):
+        @handles(Ping)
+        async def on_ping(self, ping: Ping) -> Pong:
+            return Pong(text=f"{ping.text} from {self.port.name}")
+
+Lifecycle: `__init__(**arguments)` (no port yet) -> `start()` -> handlers, many at once -> `stop()`.
+
+Invariants:
+- a handler that must wait awaits; it never blocks the loop, and it never keeps other handlers waiting;
+- a handler may be run again with the same request after a resend: handlers are idempotent, or their
+  request carries an id by which a repeat is recognised;
+- actors use no clock, randomness, ids, threads or tensors transport but the port's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, Protocol
+
+from actors.system.clock import Clock
+from actors.system.message import Message, Request
+
+
+class ActorRef(NamedTuple):
+    """Names an actor on its stage. It stays valid when the stage recreates the actor."""
+
+    name: str
+
+
+class ActorError(RuntimeError):
+    """An `ask` that did not get its answer."""
+
+
+class ActorLost(ActorError):
+    """The actor died (or was restarted) before it answered; whether it acted is unknown."""
+
+
+class DeadlineExceeded(ActorError):
+    """No answer within the deadline; whether the actor acted, or still will, is unknown."""
+
+
+class HandlerFailed(ActorError):
+    """The handler raised; the text names the exception and holds its traceback."""
+
+
+class BlobRef(NamedTuple):
+    """Names bytes or tensors in the stage's object store."""
+
+    key: str
+
+
+class Blobs(Protocol):
+    """The object store: for what is too large for a message (weights, training batches)."""
+
+    async def put(self, value: Any) -> BlobRef:
+        """Store a picklable value (dicts of tensors, bytes). It lives until `drop` or the run's end."""
+        ...
+
+    async def get(self, ref: BlobRef) -> Any:
+        """The stored value. Raises `KeyError` if it was dropped or its owner died."""
+        ...
+
+    async def drop(self, ref: BlobRef) -> None:
+        """Forget the value; dropping twice is allowed."""
+        ...
+
+
+class Port(Protocol):
+    """All that an actor can reach of the world."""
+
+    name: str
+    incarnation: int
+    clock: Clock
+    random: random.Random
+    """Seeded from the run's seed and the actor's name: a new actor shifts nobody's luck."""
+    blobs: Blobs
+
+    async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
+        """Send and wait for the answer.
+
+        Raises `ActorLost`, `DeadlineExceeded` or `HandlerFailed`; never waits for an actor that is gone.
+        """
+        ...
+
+    def tell(self, to: ActorRef, message: Message) -> None:
+        """Send and forget; lost silently if the actor is gone."""
+        ...
+
+    async def offload[T](self, cost: Callable[[], float], work: Callable[[], T]) -> T:
+        """Run blocking `work` on the actor's own thread (one per actor, in order).
+
+        `cost` gives the seconds that it takes in virtual time, where it runs inline; it is not called on a real stage.
+        """
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `work` beside the handlers; its failure fails the actor loudly, the actor's end cancels it."""
+        ...
+
+    def fresh_id(self) -> str:
+        """An id that no other call in this run returns: name, incarnation and a counter."""
+        ...
+
+
+def seed_for(seed: int, name: str) -> int:
+    """The seed of an actor's random stream: `blake2b(seed, name)`, 64 bits."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+type Handler = Callable[[Any, Any], Awaitable[Message | None]]
+
+_HANDLED_ATTRIBUTE = "__greenroom_handles__"
+
+
+def handles(message_type: type[Message]) -> Callable[[Handler], Handler]:
+    """Mark a coroutine method as the handler of `message_type`. One returning None answers `Done`."""
+
+    def mark(method: Handler) -> Handler:
+        setattr(method, _HANDLED_ATTRIBUTE, message_type)
+        return method
+
+    return mark
+
+
+class Actor:
+    """Base of all actors. Subclasses add `@handles` coroutines and may override `start` and `stop`."""
+
+    port: Port
+    """Set by the stage before `start()`."""
+
+    _handlers: dict[str, Handler] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._handlers = dict(cls._handlers)
+        for method in vars(cls).values():
+            message_type = getattr(method, _HANDLED_ATTRIBUTE, None)
+            if message_type is not None:
+                cls._handlers[message_type.tag] = method
+
+    async def start(self) -> None:
+        """Acquire what the actor needs; called once, before any message arrives."""
+
+    async def stop(self) -> None:
+        """Give back what the actor holds; called once, after the last message, unless the process dies."""
+
+    async def handle(self, message: Message) -> Message | None:
+        """Route a message to its handler.
+
+        Raises `LookupError` if the actor has none for it.
+        """
+        handler = self._handlers.get(type(message).tag)
+        if handler is None:
+            known = ", ".join(sorted(self._handlers)) or "nothing"
+            raise LookupError(f"{type(self).__name__} does not handle {type(message).tag!r}; it handles {known}")
+        return await handler(self, message)

@@ -1,0 +1,63 @@
+"""A stage hosts actors: it starts them, carries what they say, owns the clock, and cleans up.
+
+`RayStage` (real processes) and, later, `VirtualStage` (one process, virtual time) implement this protocol.
+Actors can't tell which one they are on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from actors.system.actor import Actor, ActorRef, Port
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A role in a run: which actor, under which name, with what."""
+
+    name: str
+    actor: type[Actor]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the actor's class; picklable."""
+    cpus: float = 0.0
+    """CPU cores to reserve. Actors that compute should name them: the stage also sets their thread counts."""
+    gpus: float = 0.0
+    threads: int = 1
+    """Compute threads (OMP, torch) of the actor's process."""
+    restarts: int = 0
+    """How often the stage recreates the actor after its process died."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the actor's process."""
+
+
+class ActorStartFailed(RuntimeError):
+    """An actor's `__init__` or `start` raised; the text names the actor and holds the traceback."""
+
+
+class Stage(Protocol):
+    """Hosts actors.
+
+    Example:
+        async with RayStage(seed=0) as stage:
+            balancer = await stage.spawn(Part(name="balancer", actor=Balancer))
+            await stage.port.ask(balancer, Ping(text="hello"), deadline_s=5)
+    """
+
+    port: Port
+    """The port of whoever directs the run from outside (it can ask and tell, but has no handlers)."""
+
+    async def spawn(self, *parts: Part) -> list[ActorRef]:
+        """Start actors side by side and wait until all have started.
+
+        Raises `ActorStartFailed`; then none of them is left running.
+        """
+        ...
+
+    async def kill(self, ref: ActorRef) -> None:
+        """End an actor at once, as a crash would; the stage restarts it if its part allows."""
+        ...
+
+    async def close(self) -> None:
+        """Stop all actors, wait for their processes to end, and leave nothing behind."""
+        ...

@@ -1,0 +1,1 @@
+"""Where generated code runs: sandboxed interpreters, usable without Ray, torch or the other rooms."""

@@ -1,0 +1,286 @@
+"""Memory and process limits of calls, by cgroup v1 or v2, managed from outside the jail.
+
+Invariants:
+- one cgroup per slot, made once and reused: making one per call costs more than the call's own bookkeeping;
+- a process of a jail is in its cgroup before it can run user code;
+- whatever is made here is removed by `close`, or by `sweep` of a later run with the same run id if this host process was
+  killed; the name of the directory says whose it is (`<run id>@<pid>-<start time>`).
+
+Where no cgroup can be had, `find_hierarchy` returns None and resource limits stand in (`env.jail`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from env.tool_call import Limits
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "greenroom"
+OUR_PROCESSES = 4
+"""Of a jail's processes and threads, those that are not the program's: nsjail, init, init's watcher, the slot's thread."""
+OUR_MEMORY = 12 << 20
+"""Bytes that nsjail and init use."""
+_EMPTY_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where cgroups can be made: one directory on v2, one for each controller on v1."""
+
+    version: int
+    memory: Path
+    pids: Path
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
+
+
+def find_hierarchy(mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")) -> Hierarchy | None:
+    """The topmost place at which this process may make cgroups with memory and pids limits."""
+    roots: dict[str, Path] = {}
+    for line in mounts.read_text().splitlines():
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.split(" ", 2)
+        place = Path(fields.split()[4])
+        if kind == "cgroup2":
+            roots.setdefault("", place)
+        elif kind == "cgroup":
+            for controller in {"memory", "pids"} & set(options.replace(" ", ",").split(",")):
+                roots.setdefault(controller, place)
+    if "memory" in roots and "pids" in roots:
+        found = {c: _first_usable_v1(roots[c], _own_path(own, c)) for c in ("memory", "pids")}
+        if found["memory"] and found["pids"]:
+            return Hierarchy(1, found["memory"], found["pids"])
+    if "" in roots:
+        place = _first_usable_v2(roots[""], _own_path(own, ""))
+        if place is not None:
+            return Hierarchy(2, place, place)
+    return None
+
+
+def _own_path(own: Path, controller: str) -> str:
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == controller or (controller and controller in controllers.split(",")):
+            return path.strip("/")
+    return ""
+
+
+def _ancestors(root: Path, path: str) -> Iterator[Path]:
+    """From the mount's root down to the process's own cgroup: higher ones are the same for the next run, which sweeps."""
+    yield root
+    for part in Path(path).parts:
+        root = root / part
+        if root.is_dir():
+            yield root
+
+
+def _first_usable_v1(root: Path, path: str) -> Path | None:
+    return next((place for place in _ancestors(root, path) if _can_make_in(place)), None)
+
+
+def _first_usable_v2(root: Path, path: str) -> Path | None:
+    for place in _ancestors(root, path):
+        if _delegates(place) and _can_make_in(place) and _delegates(place / FOLDER):
+            return place
+    return None
+
+
+def _delegates(place: Path) -> bool:
+    """Whether children of a v2 cgroup get the memory and pids controllers; asks for it where it is not so."""
+    control = place / "cgroup.subtree_control"
+    try:
+        if {"memory", "pids"} <= set(control.read_text().split()):
+            return True
+        control.write_text("+memory +pids")
+        return True
+    except OSError:
+        return False  # EBUSY: it holds processes itself; EACCES: not ours; ENOENT: no such controller
+
+
+def _can_make_in(place: Path) -> bool:
+    try:
+        (place / FOLDER).mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return os.access(place / FOLDER, os.W_OK)
+
+
+def _owner_name(run_id: str, pid: int) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', run_id)}@{pid}-{_start_time(pid)}"
+
+
+def _start_time(pid: int) -> int:
+    """Clock ticks after boot at which a process started; 0 if there is none (proc(5), field 22 of stat)."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+class Slot:
+    """The cgroup of one slot: at most one jail at a time."""
+
+    def __init__(self, hierarchy: Hierarchy, run_id: str, name: str) -> None:
+        owner = _owner_name(run_id, os.getpid())
+        self._version = hierarchy.version
+        self._memory = hierarchy.memory / FOLDER / owner / name
+        self._pids = hierarchy.pids / FOLDER / owner / name
+        self._folders = tuple(folder / FOLDER / owner / name for folder in hierarchy.folders)
+        for folder in self._folders:
+            folder.parent.mkdir(exist_ok=True)
+            if self._version == 2 and not _delegates(folder.parent):
+                raise OSError(f"cgroup {folder.parent} does not hand on the memory and pids controllers")
+            folder.mkdir(exist_ok=True)
+        self._limits: Limits | None = None
+        self._kills_before = 0
+        self._bytes_before = 0
+
+    def enter_thread(self) -> None:
+        """On v1, move the calling thread in: its children then start inside, at no cost per call."""
+        if self._version == 1:
+            for folder in self._folders:
+                (folder / "tasks").write_text(str(threading.get_native_id()))
+
+    def add(self, pid: int) -> None:
+        """On v2, move a process that was just started in, with the children that it may have by now."""
+        if self._version == 2:
+            procs = self._memory / "cgroup.procs"
+            procs.write_text(str(pid))
+            for child in children_of(pid):
+                procs.write_text(str(child))
+
+    def prepare(self, limits: Limits) -> None:
+        """Set the limits of the next call and start its books."""
+        if limits != self._limits:
+            self._set_limits(limits)
+            self._limits = limits
+        self._reset_peak()
+        self._bytes_before = self._read_number("memory.usage_in_bytes", "memory.current")
+        self._kills_before = self._out_of_memory_kills()
+
+    def _set_limits(self, limits: Limits) -> None:
+        memory = limits.memory_bytes + OUR_MEMORY
+        (self._pids / "pids.max").write_text(str(limits.processes + OUR_PROCESSES))
+        if self._version == 2:
+            (self._memory / "memory.max").write_text(str(memory))
+            self._write_if_there(self._memory / "memory.swap.max", "0")
+            return
+        # with swap accounting the sum's limit may never be below the memory's: lift it, set, lower it
+        self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", "-1")
+        (self._memory / "memory.limit_in_bytes").write_text(str(memory))
+        self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", str(memory))
+
+    def _reset_peak(self) -> None:
+        name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
+        self._write_if_there(self._memory / name, "0")
+
+    @staticmethod
+    def _write_if_there(path: Path, text: str) -> None:
+        try:
+            path.write_text(text)
+        except OSError:
+            pass  # this kernel does not have it, or can't write it: only the figure that it gives is poorer
+
+    def _read_number(self, v1: str, v2: str) -> int:
+        try:
+            return int((self._memory / (v1 if self._version == 1 else v2)).read_text())
+        except OSError:
+            return 0
+
+    def _out_of_memory_kills(self) -> int:
+        text = (self._memory / ("memory.oom_control" if self._version == 1 else "memory.events")).read_text()
+        counts = dict(line.split() for line in text.splitlines())
+        return int(counts.get("oom_kill", 0))
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed a process of this call for memory."""
+        return self._out_of_memory_kills() > self._kills_before
+
+    def peak_bytes(self) -> int:
+        """Most memory that the call held at once, as far as the kernel tells."""
+        return max(0, self._read_number("memory.max_usage_in_bytes", "memory.peak") - self._bytes_before)
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in (self._memory / "cgroup.procs").read_text().split()]
+
+    def close(self) -> None:
+        """Remove the cgroup; the slot's thread must have ended."""
+        for folder in self._folders:
+            _remove(folder)
+            _remove_if_empty(folder.parent)
+            _remove_if_empty(folder.parent.parent)
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of a process that has one thread."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _remove(folder: Path) -> None:
+    """Kill what is in a cgroup, and remove it once the kernel lets go of what died there."""
+    deadline = time.monotonic() + _EMPTY_WITHIN_S
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                logger.warning("cgroup %s could not be removed: %s", folder, error)
+                return
+        for pid in (folder / "cgroup.procs").read_text().split():
+            if int(pid) != os.getpid():  # 0 is a process of another pid namespace
+                _kill(int(pid))
+        time.sleep(0.005)
+
+
+def _kill(pid: int) -> None:
+    try:
+        if pid > 0:
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # another run's, or gone
+
+
+def sweep(run_id: str, hierarchy: Hierarchy | None = None) -> int:
+    """Remove what dead processes of an earlier run with this id left; returns how many cgroups that were."""
+    hierarchy = hierarchy or find_hierarchy()
+    if hierarchy is None:
+        return 0
+    wanted = _owner_name(run_id, 0).partition("@")[0]
+    removed = 0
+    for base in hierarchy.folders:
+        for owner in (base / FOLDER).glob("*@*-*"):
+            name, _, process = owner.name.rpartition("@")
+            pid, _, started = process.partition("-")
+            if name != wanted or _start_time(int(pid)) == int(started):
+                continue
+            for slot in [path for path in owner.iterdir() if path.is_dir()]:
+                _remove(slot)
+                removed += 1
+            _remove_if_empty(owner)
+        _remove_if_empty(base / FOLDER)
+    return removed

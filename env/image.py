@@ -1,0 +1,163 @@
+"""What a jail can see of Python: the interpreter, its standard library, and the sandbox's own libraries.
+
+Invariants:
+- the interpreter is the base of the project's virtual environment, never the environment itself: generated
+  code can't import the trainer;
+- the libraries are pinned, installed apart (`.sandbox/` in the project's root), and compiled to bytecode, because
+  a jail can't write bytecode and importing sympy without it takes four times as long;
+- a stamp names what `.sandbox/` holds, and is written last: a half-built folder is never taken for a built one.
+
+`python -m env.image` builds it and returns at once when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = Path(__file__).with_name("image-requirements.txt")
+_STAMP = "built-from"
+
+
+class ImageIncomplete(RuntimeError):
+    """The sandbox image is missing or does not hold what it should; the text says what, and what mends it."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Where the parts of the sandbox's Python lie on this machine."""
+
+    prefix: Path = field(default_factory=lambda: Path(sys.base_prefix).resolve())
+    """The interpreter's installation: holds bin/pythonX.Y and lib/pythonX.Y."""
+    libraries: Path | None = field(default_factory=lambda: PROJECT / ".sandbox")
+    """Folder that `build` made; None for an interpreter with the standard library only."""
+
+    @property
+    def python_name(self) -> str:
+        """File name of the interpreter, such as `python3.12`."""
+        return f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+    @property
+    def executable(self) -> Path:
+        return self.prefix / "bin" / self.python_name
+
+    @property
+    def standard_library(self) -> Path:
+        return self.prefix / "lib" / self.python_name
+
+    @property
+    def shared_library(self) -> Path | None:
+        """`libpythonX.Y.so`, if the interpreter is linked against one of its own."""
+        name = sysconfig.get_config_var("INSTSONAME")
+        path = self.prefix / "lib" / str(name)
+        return path if name and path.is_file() else None
+
+    def check(self) -> None:
+        """Raises `ImageIncomplete` if a part is missing or out of date."""
+        for path, what in ((self.executable, "interpreter"), (self.standard_library / "os.py", "standard library")):
+            if not os.access(path, os.R_OK):
+                raise ImageIncomplete(
+                    f"the sandbox's {what} is not readable at {path}; use a virtual environment "
+                    "whose base Python is a complete installation"
+                )
+        if self.libraries is None:
+            return
+        stamp = self.libraries / _STAMP
+        if not stamp.is_file():
+            raise ImageIncomplete(f"the sandbox's libraries are not built in {self.libraries}; run `make setup`")
+        if stamp.read_text() != fingerprint():
+            raise ImageIncomplete(f"the sandbox's libraries in {self.libraries} are out of date; run `make setup`")
+        missing = missing_packages(self.libraries)
+        if missing:
+            raise ImageIncomplete(
+                f"the sandbox's libraries in {self.libraries} lack {', '.join(missing)}; remove that folder "
+                "and run `make setup`"
+            )
+
+
+def pinned_packages() -> dict[str, str]:
+    """Name -> version of everything in image-requirements.txt."""
+    lines = (line.split("#")[0].strip() for line in REQUIREMENTS.read_text().splitlines())
+    return dict(line.split("==") for line in lines if line)
+
+
+def fingerprint() -> str:
+    """Names the content of an image: its pinned packages and the interpreter they were compiled for."""
+    text = f"{sorted(pinned_packages().items())} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing_packages(libraries: Path) -> list[str]:
+    """Pinned packages that are not installed in `libraries`, as `name==version`."""
+    found = {d.name.lower(): d.version for d in importlib.metadata.distributions(path=[str(libraries)])}
+    return [f"{name}=={version}" for name, version in pinned_packages().items() if found.get(name) != version]
+
+
+def build(image: Image) -> bool:
+    """Install and compile the image's libraries; returns whether there was anything to do.
+
+    Raises `ImageIncomplete` if the installer fails; its output is in the text.
+    """
+    if image.libraries is None:
+        return False
+    try:
+        image.check()
+        return False
+    except ImageIncomplete:
+        pass
+    final = image.libraries
+    building = final.with_name(f"{final.name}.building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    _install(building)
+    compileall.compile_dir(building, quiet=2, workers=0)
+    _compile_standard_library(image)
+    shutil.rmtree(final, ignore_errors=True)
+    (building / _STAMP).write_text(fingerprint())
+    building.rename(final)
+    image.check()
+    return True
+
+
+def _install(target: Path) -> None:
+    """With uv if it is there (much faster), else with pip; the machine's own index settings apply."""
+    arguments = ["install", "--no-deps", "--target", str(target), "-r", str(REQUIREMENTS)]
+    has_uv_module = subprocess.run([sys.executable, "-c", "import uv"], capture_output=True).returncode == 0
+    if shutil.which("uv"):
+        command = ["uv", "pip", *arguments, "--quiet", "--python", sys.executable]
+    elif has_uv_module:
+        command = [sys.executable, "-m", "uv", "pip", *arguments, "--quiet", "--python", sys.executable]
+    else:
+        command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--only-binary", ":all:"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ImageIncomplete(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+
+
+def _compile_standard_library(image: Image) -> None:
+    """Distributions that ship no bytecode (uv's, for one) get it once, if we may write there; else calls are slower."""
+    cache = image.standard_library / "encodings" / "__pycache__"
+    if any(cache.glob(f"utf_8.{sys.implementation.cache_tag}.pyc")) or not os.access(image.standard_library, os.W_OK):
+        return
+    compileall.compile_dir(image.standard_library, quiet=2, workers=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m env.image", description="Build the sandbox's libraries.")
+    parser.add_argument("--libraries", type=Path, default=PROJECT / ".sandbox", help="where they go")
+    image = Image(libraries=parser.parse_args().libraries.resolve())
+    print(f"sandbox libraries: {'built' if build(image) else 'up to date'} in {image.libraries}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The cast: which actors a recipe needs, and how they find each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.archive import ArchiveActor
+from actors.balancer import BalancerActor
+from actors.director import DirectorActor
+from actors.environment import EnvironmentActor
+from actors.generator import GeneratorActor
+from actors.learner import LearnerActor
+from actors.rollout import RolloutActor
+from actors.system.actor import ActorRef
+from actors.system.stage import Part, Stage
+from orchestration.recipe import Recipe
+
+QUIET_ENGINE = {
+    # The sampler would be compiled at the first step, for half a minute, and gains nothing on a small model.
+    "TORCH_COMPILE_DISABLE": "1",
+    # The operating system places threads better than vLLM does when actors share cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The parts of a run, and the names by which they know each other."""
+
+    learner: Part
+    balancer: Part
+    archive: Part
+    director: Part
+    environments: tuple[Part, ...]
+    generators: tuple[Part, ...]
+    rollouts: tuple[Part, ...]
+
+    def parts(self) -> Iterator[Part]:
+        """All parts, those that others ask at their start first."""
+        yield from (self.balancer, self.archive, self.learner)
+        yield from self.environments
+        yield from self.generators
+        yield from self.rollouts
+        yield self.director
+
+
+def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
+    """The cast of a training run.
+
+    Args:
+        model: folder of the model that training starts from.
+        folder: the run's folder.
+        run_id: what the run's processes, mounts and cgroups are marked with.
+    """
+    balancer, archive, learner = ActorRef("balancer"), ActorRef("archive"), ActorRef("learner")
+    environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
+    generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
+    rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
+    return Cast(
+        learner=_learner(recipe, model),
+        balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
+        archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
+        director=Part(
+            name="director",
+            actor=DirectorActor,
+            arguments={
+                "model": str(model),
+                "prompt": recipe.prompt,
+                "run_seed": recipe.seed,
+                "learner": learner,
+                "balancer": balancer,
+                "generators": generators,
+                "environments": environments,
+                "rollouts": rollouts,
+                "checkpoints": str(folder / "checkpoints"),
+            },
+            environment=OFFLINE,
+        ),
+        environments=tuple(
+            Part(
+                name=ref.name,
+                actor=EnvironmentActor,
+                arguments={
+                    "limits": recipe.largest_call(),
+                    "workers": recipe.environments.workers,
+                    "run_id": f"{run_id}-{ref.name}",
+                },
+                restarts=ENVIRONMENT_RESTARTS,
+            )
+            for ref in environments
+        ),
+        generators=tuple(
+            Part(
+                name=ref.name,
+                actor=GeneratorActor,
+                arguments={"model": str(model), "options": recipe.generators.engine, "balancer": balancer},
+                gpus=recipe.generators.gpus,
+                threads=recipe.generators.threads,
+                environment=QUIET_ENGINE,
+            )
+            for ref in generators
+        ),
+        rollouts=tuple(
+            Part(
+                name=ref.name,
+                actor=RolloutActor,
+                arguments={
+                    "model": str(model),
+                    "prompt": recipe.prompt,
+                    "run_seed": recipe.seed,
+                    "balancer": balancer,
+                    "environments": environments,
+                    "archive": archive,
+                },
+                environment=OFFLINE,
+            )
+            for ref in rollouts
+        ),
+    )
+
+
+def _learner(recipe: Recipe, model: Path) -> Part:
+    return Part(
+        name="learner",
+        actor=LearnerActor,
+        arguments={
+            "model": str(model),
+            "dtype": recipe.model.dtype,
+            "threads": recipe.learner.threads,
+            "seed": recipe.seed,
+        },
+        gpus=recipe.learner.gpus,
+        threads=recipe.learner.threads,
+        environment=OFFLINE,
+    )
+
+
+async def enter(stage: Stage, cast: Cast) -> None:
+    """Start the whole cast. The balancer comes first: generators announce themselves to it."""
+    await stage.spawn(cast.balancer)
+    await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer])

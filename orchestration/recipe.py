@@ -1,0 +1,215 @@
+"""Every setting of a run, as pydantic models; a recipe is a TOML file of them.
+
+Example:
+    recipe = load_recipe(Path("recipes/quickstart.toml"), overrides=["seed=1", "stages.1.steps=5"])
+
+An unknown key, a wrong type or a value out of range is a `RecipeError` that names the key, the value and what
+would be right. Nothing here touches the machine: `orchestration.preflight` checks what a recipe needs of it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from actors.engines.vllm_engine import VllmOptions
+from actors.tokenizer import PromptOptions
+from env.tool_call import Limits
+from policies.balancing import BalancerOptions
+from policies.options import LimitOptions, Options
+from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
+
+
+class RecipeError(ValueError):
+    """A recipe that can't be used; the text says where and what would be right."""
+
+
+class ScratchModel(Options):
+    """A Llama built from scratch, with the quickstart's tokenizer."""
+
+    hidden: Annotated[int, Field(ge=32)] = 128
+    layers: Annotated[int, Field(ge=1)] = 4
+    heads: Annotated[int, Field(ge=1)] = 4
+    """vLLM's CPU attention needs a head size (hidden / heads) of 32, 64, 80, 96, 112, 128 or 256."""
+    kv_heads: Annotated[int, Field(ge=1)] = 4
+    intermediate: Annotated[int, Field(ge=32)] = 384
+    max_tokens: Annotated[int, Field(ge=64)] = 512
+    """Longest sequence."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ScratchModel:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden={self.hidden} must be a multiple of heads={self.heads}, and heads of kv_heads={self.kv_heads}"
+            )
+        if self.hidden // self.heads not in (32, 64, 80, 96, 112, 128, 256):
+            raise ValueError(
+                f"the head size hidden / heads = {self.hidden // self.heads} is one that vLLM's CPU attention lacks; "
+                "choose 32, 64, 80, 96, 112, 128 or 256"
+            )
+        return self
+
+
+class ModelSettings(Options):
+    """Which model is trained: one from disk, or one from scratch."""
+
+    path: Path | None = None
+    """Folder of a model in Hugging Face format."""
+    scratch: ScratchModel | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the learner's weights; the engines' is `generators.engine.dtype`."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ModelSettings:
+        if (self.path is None) == (self.scratch is None):
+            raise ValueError("give either model.path (a folder in Hugging Face format) or [model.scratch], not both or neither")
+        return self
+
+
+class GeneratorSettings(Options):
+    """The generator actors."""
+
+    count: Annotated[int, Field(ge=1)] = 2
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Compute threads of each (CPU)."""
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of each."""
+    engine: VllmOptions = VllmOptions()
+
+
+class EnvironmentSettings(Options):
+    """The environment actors."""
+
+    count: Annotated[int, Field(ge=1)] = 2
+    workers: Annotated[int, Field(ge=1)] = 2
+    """Calls that each runs at once."""
+
+
+class RolloutSettings(Options):
+    """The rollout actors."""
+
+    count: Annotated[int, Field(ge=1)] = 2
+
+
+class LearnerSettings(Options):
+    """The learner actor."""
+
+    threads: Annotated[int, Field(ge=1)] = 2
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+
+
+Stage = Annotated[FineTuningOptions | ReinforcementOptions, Field(discriminator="kind")]
+
+
+class Recipe(Options):
+    """A run. Fields without a default have to be given."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Also the name of the run's folder, `runs/NAME`."""
+    seed: int = 0
+    tools: bool = True
+    """Whether code runs. Without, the model has to answer on its own (a control experiment)."""
+    model: ModelSettings
+    prompt: PromptOptions = PromptOptions()
+    generators: GeneratorSettings = GeneratorSettings()
+    environments: EnvironmentSettings = EnvironmentSettings()
+    rollouts: RolloutSettings = RolloutSettings()
+    balancer: BalancerOptions = BalancerOptions()
+    learner: LearnerSettings = LearnerSettings()
+    evaluation: EvaluationOptions = EvaluationOptions(count=256)
+    """After each stage; the first one, after SFT, is what training starts from."""
+    stages: Annotated[dict[str, Stage], Field(min_length=1)]
+    """In the order of the file, by name: `[stages.sft]`, `[stages.rl-1]`."""
+
+    @model_validator(mode="after")
+    def _sequences_fit_the_engine(self) -> Recipe:
+        engine = self.generators.engine
+        for where, limits in self.all_limits().items():
+            if limits.max_tokens > engine.max_sequence_tokens:
+                raise ValueError(
+                    f"{where}.max_tokens={limits.max_tokens} is longer than "
+                    f"generators.engine.max_sequence_tokens={engine.max_sequence_tokens}; raise the latter or lower the former"
+                )
+            if engine.kv_tokens is not None and limits.max_tokens > engine.kv_tokens:
+                raise ValueError(
+                    f"{where}.max_tokens={limits.max_tokens} does not fit generators.engine.kv_tokens={engine.kv_tokens}; "
+                    "a rollout that can never fit would wait for ever"
+                )
+        scratch = self.model.scratch
+        if scratch is not None and scratch.max_tokens < engine.max_sequence_tokens:
+            raise ValueError(
+                f"model.scratch.max_tokens={scratch.max_tokens} is less than "
+                f"generators.engine.max_sequence_tokens={engine.max_sequence_tokens}; make them equal"
+            )
+        return self
+
+    def all_limits(self) -> dict[str, LimitOptions]:
+        """The limits of every part of the run, by where they stand in the recipe."""
+        limits = {f"stages.{name}.limits": stage.limits for name, stage in self.stages.items()}
+        return limits | {"evaluation.limits": self.evaluation.limits}
+
+    def largest_call(self) -> Limits:
+        """The largest limits that any call of the run has."""
+        return max((limits.call for limits in self.all_limits().values()), key=lambda call: call.memory_bytes)
+
+
+def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe, apply `a.b=value` overrides (values in TOML syntax; bare words are text), validate.
+
+    Raises `RecipeError`.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise RecipeError(f"no recipe at {path}; recipes/ holds some to begin with") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} can't be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides or []:
+        _apply(data, override)
+    return validate_recipe(data, str(path))
+
+
+def validate_recipe(data: dict[str, Any], source: str) -> Recipe:
+    """A recipe from parsed TOML. Raises `RecipeError` that lists every fault."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        faults = [_fault(fault) for fault in error.errors()]
+        raise RecipeError(f"{source}: " + ("\n  " if len(faults) > 1 else "") + "\n  ".join(faults)) from error
+
+
+def _fault(fault: Any) -> str:
+    """One line on one fault: the key, what is wrong, what was given."""
+    where = ".".join(str(part) for part in fault["loc"] if part not in ("fine_tune", "reinforce"))
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where!r} (value {fault['input']!r}); remove it or mend its spelling"
+    if fault["type"] == "missing":
+        return f"missing key {where!r}; add it"
+    if fault["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    given = repr(fault["input"])
+    return f"{where} = {given if len(given) < 80 else given[:77] + '...'}: {message}"
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Set one dotted key."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {override!r} is not of the form a.b=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word
+    node: Any = data
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise RecipeError(f"--set {override!r}: {parent!r} is a value, not a table")
+    node[last] = value

@@ -1,0 +1,59 @@
+"""A run's folder: `recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `checkpoints/`, `logs/`, `report.html`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from orchestration.recipe import Recipe, RecipeError
+
+
+def choose_folder(recipe: Recipe, runs: Path) -> Path:
+    """`runs/NAME`, or `runs/NAME-2`, `runs/NAME-3`, ... if that holds an earlier run: nothing is overwritten.
+
+    Raises `RecipeError` if the folder can't be written to.
+    """
+    _check_writable(runs)
+    number, folder = 1, runs / recipe.name
+    while folder.exists() and any(folder.iterdir()):
+        number += 1
+        folder = runs / f"{recipe.name}-{number}"
+    return folder
+
+
+def _check_writable(folder: Path) -> None:
+    """Whether `folder` exists, or can be made, and can be written to."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise RecipeError(f"the run's folder can't be made: {existing} is not a folder; give another with --runs")
+    probe = existing / f".greenroom-probe-{os.getpid()}"
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise RecipeError(f"the run's folder {folder} can't be written to ({error.strerror}); give another with --runs") from error
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """The resolved recipe, as TOML that `load_recipe` reads back."""
+    data = recipe.model_dump(mode="json", exclude_none=True)
+    write_whole(folder / "recipe.toml", tomli_w.dumps(data))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A value as readable JSON, written aside and renamed."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that readers see the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text(text)
+    aside.replace(path)

@@ -1,0 +1,113 @@
+"""The quickstart's model: a tiny Llama from scratch with a tokenizer of its own, in Hugging Face format.
+
+The tokenizer has one token per character, so that any text (a traceback, say) can be encoded and decoded without
+loss, and one token for each word of the problems, piece of the dialogue's scaffold and common piece of Python's
+error messages, so that dialogues are short. Digits stay single: a model can then learn to copy numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from pathlib import Path
+
+from policies.arithmetic import FAMILIES
+from policies.demonstrations import ANSWER, MENDS, NO_TOOLS, PLANS, READS, call_text
+
+END_OF_TURN = "<|im_end|>"
+START_OF_TURN = "<|im_start|>"
+PADDING = "<|pad|>"
+UNKNOWN = "<|unk|>"
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if not loop.first %}{{ '\\n' }}{% endif -%}"
+    "{%- if message.role == 'tool' -%}"
+    "{{ '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>' }}"
+    "{%- else -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt %}{{ '\\n<|im_start|>assistant\\n' }}{% endif -%}"
+)
+
+_SCAFFOLD = (
+    f"{START_OF_TURN}user\n",
+    f"\n{START_OF_TURN}assistant\n<reason>",
+    f"\n{START_OF_TURN}user\n<tool_response>\n",
+    "\n</tool_response>",
+    "ok\nstdout:\n",
+    "error\nstderr:\n",
+    "invalid_call\n",
+    "timeout\n",
+    "print(",
+    "show(",
+    " * ",
+    " + ",
+    " - ",
+    " % ",
+    " // ",
+    " ** ",
+    "Traceback (most recent call last):\n",
+    "  File ",
+    ", line 1",
+    ", in <module>\n",
+    "SyntaxError: ",
+    "NameError: ",
+    "was never closed",
+    " is not defined",
+)
+
+
+def _pieces() -> list[str]:
+    """All tokens longer than a character, the longest first."""
+    calls = call_text("~").split("~")
+    said = [text for template in (*PLANS, *MENDS, *READS, NO_TOOLS, ANSWER) for text in _fixed_parts(template)]
+    words = [
+        word
+        for family in FAMILIES
+        for wording in family.wordings
+        for text in _fixed_parts(wording)
+        for word in re.findall(r" ?[A-Za-z]+", text)
+    ]
+    pieces = {*_SCAFFOLD, *calls, *said, *words}
+    return sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-len(piece), piece))
+
+
+def _fixed_parts(template: str) -> list[str]:
+    """The text of a format string, without its fields."""
+    return [text for text, *_ in string.Formatter().parse(template) if text]
+
+
+def write_tokenizer(folder: Path, max_tokens: int) -> int:
+    """Write the tokenizer and its chat template into `folder`; returns the number of tokens it has."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PADDING, UNKNOWN, START_OF_TURN, END_OF_TURN]
+    characters = sorted(string.printable)
+    vocabulary = {token: index for index, token in enumerate([*special, *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in _pieces()])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        unk_token=UNKNOWN,
+        model_max_length=max_tokens,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
+def token_strings(folder: Path) -> dict[int, str]:
+    """Id -> text of every token that the tokenizer in `folder` has."""
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    table = {index: token for token, index in stored["model"]["vocab"].items()}
+    return table | {token["id"]: token["content"] for token in stored["added_tokens"]}

@@ -1,0 +1,186 @@
+"""Training, from a recipe to a run's folder: every stage, an evaluation after each, and the summary.
+
+Invariants:
+- whatever ends the run (its end, Ctrl-C, a failure), the stage is closed and the summary says why;
+- figures are in metrics.jsonl when they are shown, not at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from actors.messages import (
+    DescribeArchive,
+    DescribeBalancer,
+    DescribeGenerator,
+    NextReports,
+    Report,
+    RunEvaluation,
+    RunFineTuning,
+    RunReinforcement,
+    StageDone,
+)
+from actors.system.actor import ActorRef, Port
+from actors.system.ray_stage import RayStage
+from orchestration.cast import cast_for, enter
+from orchestration.metrics import MetricsSink, wilson_interval
+from orchestration.progress import Progress
+from orchestration.recipe import Recipe
+from orchestration.report import write_report
+from orchestration.run_folder import write_json, write_recipe
+from orchestration.tiny_model import write_scratch_model
+from policies.dialogue import DialogueLimits
+from policies.options import LimitOptions
+from policies.stages import FineTuningOptions
+
+STAGE_DEADLINE_S = 7 * 86_400.0
+STATUS_DEADLINE_S = 60.0
+DIRECTOR = ActorRef("director")
+
+
+class Training:
+    """One run of a recipe.
+
+    Example:
+        summary = await Training(recipe, folder, progress, sink).run()
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, progress: Progress, sink: MetricsSink) -> None:
+        self._recipe, self._folder, self._progress, self._sink = recipe, folder, progress, sink
+        self._started = time.monotonic()
+        self._summary: dict[str, Any] = {
+            "name": recipe.name,
+            "seed": recipe.seed,
+            "engine": None,
+            "sandbox": "nsjail",
+            "wall_seconds": 0.0,
+            "finished": False,
+            "reason": "",
+            "stages": [],
+        }
+
+    async def run(self) -> dict[str, Any]:
+        """Train. Returns the summary, which is in summary.json too; raises what ended the run early."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_recipe(self._recipe, self._folder)
+        try:
+            await self._train()
+            self._summary["finished"] = True
+        except BaseException as error:
+            interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            self._summary["reason"] = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._summary["wall_seconds"] = self._seconds()
+            self._sink.close()
+            write_json(self._folder / "summary.json", self._summary)
+            write_report(self._folder)
+        return self._summary
+
+    async def _train(self) -> None:
+        recipe = self._recipe
+        model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
+        cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name)
+        self._progress.note(f"starting {len(list(cast.parts()))} actors")
+        async with RayStage(seed=recipe.seed, name=self._folder.name, log_dir=self._folder / "logs") as stage:
+            await enter(stage, cast)
+            self._event("started", {"actors_started_s": self._seconds()})
+            relay = asyncio.create_task(self._relay(stage.port))
+            try:
+                await self._stages(stage.port)
+                await self._describe(stage.port)
+                await asyncio.sleep(0)
+            finally:
+                relay.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await relay
+
+    async def _stages(self, port: Port) -> None:
+        recipe = self._recipe
+        if not isinstance(next(iter(recipe.stages.values())), FineTuningOptions):
+            await self._evaluate(port, "start")
+        for name, options in recipe.stages.items():
+            self._progress.start_stage(name, options.steps)
+            limits = self._limits(options.limits)
+            if isinstance(options, FineTuningOptions):
+                await self._ask(port, RunFineTuning(name=name, options=options, limits=limits))
+            else:
+                await self._ask(port, RunReinforcement(name=name, options=options, limits=limits))
+            await self._evaluate(port, name)
+
+    async def _evaluate(self, port: Port, name: str) -> None:
+        options = self._recipe.evaluation
+        request = RunEvaluation(name=name, options=options, limits=self._limits(options.limits))
+        figures = (await self._ask(port, request)).figures
+        low, high = wilson_interval(round(figures["correct"]), round(figures["asked"]))
+        self._summary["stages"].append(
+            {
+                "name": name,
+                "accuracy": figures["accuracy"],
+                "accuracy_low": low,
+                "accuracy_high": high,
+                "problems": round(figures["problems"]),
+                "mean_response_tokens": figures["mean_response_tokens"],
+                "mean_tool_calls": figures["mean_tool_calls"],
+                "tool_error_share_in_correct": figures["tool_error_share_in_correct"],
+            }
+        )
+
+    def _limits(self, limits: LimitOptions) -> DialogueLimits:
+        return DialogueLimits(**limits.model_dump(), tools=self._recipe.tools)
+
+    def _ask(self, port: Port, request: Any) -> Awaitable[StageDone]:
+        return port.ask(DIRECTOR, request, STAGE_DEADLINE_S)
+
+    async def _relay(self, port: Port) -> None:
+        """Bring the director's reports to the metrics and the display, as they come."""
+        after = 0
+        while True:
+            reports = await port.ask(DIRECTOR, NextReports(after=after), STATUS_DEADLINE_S)
+            after = reports.next
+            for report in reports.reports:
+                self._take(report)
+
+    def _take(self, report: Report) -> None:
+        figures = dict(report.figures)
+        if report.kind == "evaluation":
+            low, high = wilson_interval(round(figures["correct"]), round(figures["asked"]))
+            figures |= {"accuracy_low": low, "accuracy_high": high}
+        self._sink.write(report.kind, report.stage, report.step, figures)
+        self._progress.take(report.kind, report.stage, report.step, figures)
+
+    def _event(self, name: str, figures: dict[str, float]) -> None:
+        self._sink.write("event", name, 0, figures)
+        self._progress.note(f"{name} after {self._seconds():.0f} s")
+
+    async def _describe(self, port: Port) -> None:
+        """What the summary says of the actors."""
+        statuses = [
+            await port.ask(ActorRef(f"generator-{index}"), DescribeGenerator(), STATUS_DEADLINE_S)
+            for index in range(self._recipe.generators.count)
+        ]
+        turns = sum(status.turns_served for status in statuses) or 1
+        balancer = await port.ask(ActorRef("balancer"), DescribeBalancer(), STATUS_DEADLINE_S)
+        archive = await port.ask(ActorRef("archive"), DescribeArchive(), STATUS_DEADLINE_S)
+        self._summary |= {
+            "engine": statuses[0].engine,
+            "generators": {
+                status.capacity.generator: {
+                    "turns": status.turns_served,
+                    "share": status.turns_served / turns,
+                    "kv_tokens": status.capacity.kv_tokens,
+                }
+                for status in statuses
+            },
+            "peak_in_flight": balancer.peak_leases,
+            "queued_share": balancer.queued_total / (balancer.granted_total or 1),
+            "trajectories": archive.trajectories,
+        }
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started

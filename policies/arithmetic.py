@@ -1,0 +1,179 @@
+"""The quickstart's problems: families of integer arithmetic and small word problems, made from a seed.
+
+The numbers are big enough that a small model can't work the results out in its head: only running code helps.
+
+Invariants:
+- `make_problem(seed, index, ...)` depends on its arguments only, so any position of the stream can be sought;
+- operands whose first two digits are in `HELD_OUT_PREFIXES` appear in evaluation problems only, and evaluation
+  problems have no other operands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from policies.trajectory import Problem
+
+HELD_OUT_PREFIXES = frozenset({"17", "29", "34", "48", "53", "66", "71", "85", "92"})
+"""Ranges of numbers that training never shows: a tenth of all leading digit pairs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One kind of problem. Texts and expressions are format strings over the operands a, b, c."""
+
+    name: str
+    level: int
+    """1: two operands, 2: three operands or larger results."""
+    digits: dict[str, tuple[int, int]]
+    """Operand -> fewest and most digits."""
+    wordings: tuple[str, ...]
+    expression: str
+    """Python for the right answer."""
+    mistaken: str
+    """Python for the answer that a sloppy solver gives."""
+    mistaken_share: float
+    """How often demonstrations make that mistake."""
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="product",
+        level=1,
+        digits={"a": (3, 4), "b": (3, 4)},
+        wordings=("What is {a} times {b}?", "Multiply {a} by {b}."),
+        expression="{a} * {b}",
+        mistaken="{a} + {b}",
+        mistaken_share=0.45,
+    ),
+    Family(
+        name="remainder",
+        level=1,
+        digits={"a": (5, 6), "b": (3, 3)},
+        wordings=("What is the remainder when {a} is divided by {b}?", "Find the remainder of {a} divided by {b}."),
+        expression="{a} % {b}",
+        mistaken="{a} // {b}",
+        mistaken_share=0.6,
+    ),
+    Family(
+        name="crates",
+        level=1,
+        digits={"a": (3, 4), "b": (3, 4)},
+        wordings=(
+            "A store has {a} crates with {b} nails each. How many nails are there?",
+            "There are {a} crates. Each holds {b} nails. How many nails in total?",
+        ),
+        expression="{a} * {b}",
+        mistaken="{a} + {b}",
+        mistaken_share=0.6,
+    ),
+    Family(
+        name="square_plus",
+        level=1,
+        digits={"a": (3, 4), "b": (3, 4)},
+        wordings=("What is the square of {a}, plus {b}?", "Add {b} to the square of {a}."),
+        expression="{a} ** 2 + {b}",
+        mistaken="{a} * 2 + {b}",
+        mistaken_share=0.45,
+    ),
+    Family(
+        name="mill",
+        level=2,
+        digits={"a": (3, 4), "b": (3, 4), "c": (4, 5)},
+        wordings=(
+            "A mill fills {a} sacks of {b} grams and sells {c} grams. How many grams are left?",
+            "From {a} sacks of {b} grams a mill sells {c} grams. How many grams remain?",
+        ),
+        expression="{a} * {b} - {c}",
+        mistaken="{a} * {b} + {c}",
+        mistaken_share=0.6,
+    ),
+    Family(
+        name="wages",
+        level=2,
+        digits={"a": (3, 4), "b": (3, 4), "c": (3, 4)},
+        wordings=(
+            "A crew works {a} hours and then {b} hours more at {c} coins an hour. How many coins does it earn?",
+            "Add {a} and {b}, then multiply by {c}.",
+        ),
+        expression="({a} + {b}) * {c}",
+        mistaken="{a} + {b} * {c}",
+        mistaken_share=0.45,
+    ),
+    Family(
+        name="modular_product",
+        level=2,
+        digits={"a": (4, 5), "b": (4, 5), "c": (3, 4)},
+        wordings=(
+            "What is the remainder when {a} times {b} is divided by {c}?",
+            "Multiply {a} by {b}. What is the remainder when the product is divided by {c}?",
+        ),
+        expression="{a} * {b} % {c}",
+        mistaken="{a} * {b} // {c}",
+        mistaken_share=0.6,
+    ),
+    Family(
+        name="square_gap",
+        level=2,
+        digits={"a": (5, 5), "b": (3, 4)},
+        wordings=("By how much is the square of {a} larger than the square of {b}?", "Subtract the square of {b} from the square of {a}."),
+        expression="{a} ** 2 - {b} ** 2",
+        mistaken="({a} - {b}) ** 2",
+        mistaken_share=0.45,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A problem together with how it is solved, rightly and sloppily (demonstrations need both)."""
+
+    problem: Problem
+    expression: str
+    mistaken: str
+    mistaken_share: float
+
+
+def make_problem(seed: int, index: int, *, levels: tuple[int, ...], held_out: bool) -> Posed:
+    """Problem number `index` of the stream of `seed`.
+
+    Args:
+        levels: levels to draw families from.
+        held_out: whether it is for evaluation (held-out operands only) or for training (none of them).
+
+    Raises `ValueError` if no family has one of `levels`.
+    """
+    families = [family for family in FAMILIES if family.level in levels]
+    if not families:
+        known = sorted({family.level for family in FAMILIES})
+        raise ValueError(f"no family of arithmetic problems has a level in {list(levels)}; levels are {known}")
+    name = f"{seed}/{'evaluation' if held_out else 'training'}/{','.join(map(str, levels))}/{index}"
+    rng = random.Random(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
+    family = rng.choice(families)
+    operands = {operand: _number(rng, *digits, held_out) for operand, digits in family.digits.items()}
+    expression = family.expression.format(**operands)
+    question = rng.choice(family.wordings).format(**operands)
+    return Posed(
+        problem=Problem(
+            id=f"arithmetic/{name}", question=question, gold=str(evaluate(expression)), family=family.name
+        ),
+        expression=expression,
+        mistaken=family.mistaken.format(**operands),
+        mistaken_share=family.mistaken_share,
+    )
+
+
+def evaluate(expression: str) -> int:
+    """The value of an expression made here (digits, operators and brackets, nothing else)."""
+    assert set(expression) <= set("0123456789+-*/%() "), f"not one of our expressions: {expression!r}"
+    return eval(expression)
+
+
+def _number(rng: random.Random, fewest: int, most: int, held_out: bool) -> int:
+    digits = rng.randint(fewest, most)
+    while True:
+        number = rng.randrange(10 ** (digits - 1), 10**digits)
+        if (str(number)[:2] in HELD_OUT_PREFIXES) == held_out:
+            return number

@@ -1,0 +1,51 @@
+"""What the learner is given: sequences of tokens with what is to be learned from each token."""
+
+from __future__ import annotations
+
+from policies import tokens
+from policies.trajectory import Record, Trajectory
+
+
+class TrainingSequence(Record):
+    """One sequence of `L` tokens.
+
+    Used for both kinds of learning: in fine-tuning `learned` marks the tokens to imitate and `advantage` is 1;
+    in reinforcement learning it marks the tokens that the model sampled.
+    """
+
+    ids: bytes
+    """int32 `[L]`."""
+    learned: bytes
+    """uint8 `[L]`: 1 where the token takes part in the loss. Position 0 never does: nothing predicts it."""
+    logprobs: bytes = b""
+    """float32 `[L]`: as the engine sampled each learned token, 0 elsewhere. Empty in fine-tuning."""
+    advantage: float = 1.0
+    group: int = 0
+    """Index of the sequence's group within the step (the `group_tokens` denominator needs it)."""
+
+    @property
+    def length(self) -> int:
+        """`L`."""
+        return tokens.count(self.ids)
+
+    @property
+    def learned_tokens(self) -> int:
+        """How many tokens take part in the loss."""
+        return self.learned.count(1)
+
+
+def sequence_from_trajectory(trajectory: Trajectory, advantage: float, group: int) -> TrainingSequence:
+    """A rollout as the learner reads it: model tokens are learned, prompt and tool tokens are not."""
+    learned, logprobs = [], []
+    for span in trajectory.spans:
+        length = tokens.count(span.ids)
+        sampled = span.kind == "model"
+        learned.append((b"\x01" if sampled else b"\x00") * length)
+        logprobs.append(span.logprobs if sampled else bytes(4 * length))
+    return TrainingSequence(
+        ids=tokens.concatenate(span.ids for span in trajectory.spans),
+        learned=b"".join(learned),
+        logprobs=b"".join(logprobs),
+        advantage=advantage,
+        group=group,
+    )

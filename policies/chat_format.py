@@ -1,0 +1,99 @@
+"""Chat as tokens: the prompt, and what is appended after a model turn. Histories only ever grow.
+
+A model's own chat template does the rendering. What follows a model turn is found by rendering a small
+conversation with a marker in the assistant's place and taking what comes after the marker's end-of-turn
+token: so the history that the model sampled is never decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from policies.tool_calls import TOOL_SCHEMAS
+
+type Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, bool], str]
+"""(messages, tools, add_generation_prompt) -> text."""
+
+SYSTEM_PROMPT = (
+    "You solve problems step by step. Think inside <reason> </reason> first; when you are sure, write the result "
+    "inside <answer> </answer>.\nExample: <reason> how the result comes about </reason><answer> the result </answer>"
+)
+"""In our own words, with the parts that rStar2-Agent's prompt has; tools are listed by the chat template."""
+
+QUESTION_PROMPT = (
+    "Solve the problem below. Put the final answer into <answer> </answer> tags, as \\boxed{{...}}: it is read from "
+    "there automatically.\n\n{question}"
+)
+
+_MARKER = "\u2063greenroom-marker\u2063"
+
+
+class TemplateUnusable(ValueError):
+    """A chat template that can't be used to continue a conversation."""
+
+
+class ChatFormat:
+    """Turns problems and tool results into token ids for one tokenizer.
+
+    Args:
+        encode: text -> ids, without adding special tokens.
+        decode: ids -> text, special tokens included.
+        render: the chat template.
+        end_of_turn: the token that a model ends its turn with.
+        instructions: whether the system and question prompts are used; without, the bare question is the prompt.
+        opening: text put after the generation prompt, such as `<reason>`.
+
+    Raises `TemplateUnusable` if the template drops assistant or tool messages.
+    """
+
+    def __init__(
+        self,
+        *,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+        render: Render,
+        end_of_turn: str,
+        instructions: bool,
+        opening: str = "<reason>",
+    ) -> None:
+        self._encode, self.decode, self._render = encode, decode, render
+        self._instructions, self._opening = instructions, opening
+        self._end_of_turn = end_of_turn
+        ids = encode(end_of_turn)
+        if len(ids) != 1:
+            raise TemplateUnusable(f"end of turn {end_of_turn!r} must be one token, but the tokenizer makes {len(ids)} of it")
+        self.stop_ids: tuple[int, ...] = (ids[0],)
+        self.tool_turn(["probe"])
+
+    def prompt(self, question: str) -> list[int]:
+        """Ids of the dialogue up to where the model begins."""
+        return self._encode(self._render(self._opening_messages(question), TOOL_SCHEMAS, True) + self._opening)
+
+    def model_turn(self, text: str) -> list[int]:
+        """Ids of a model turn that says `text` and ends (demonstrations need it; rollouts sample theirs)."""
+        return [*self._encode(text), *self.stop_ids[:1]]
+
+    def tool_turn(self, results: Sequence[str]) -> list[int]:
+        """Ids to append after a model turn that made calls: the results, and the start of the next model turn."""
+        messages = [*self._opening_messages("?"), {"role": "assistant", "content": _MARKER}]
+        messages += [{"role": "tool", "content": text} for text in results]
+        return self._encode(self._after_marker(self._render(messages, TOOL_SCHEMAS, True)) + self._opening)
+
+    def _opening_messages(self, question: str) -> list[dict[str, Any]]:
+        if not self._instructions:
+            return [{"role": "user", "content": question}]
+        return [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": QUESTION_PROMPT.format(question=question)},
+        ]
+
+    def _after_marker(self, text: str) -> str:
+        _, found, rest = text.rpartition(_MARKER)
+        _, ended, rest = rest.partition(self._end_of_turn)
+        if not (found and ended):
+            raise TemplateUnusable(
+                f"the chat template does not end an assistant message with {self._end_of_turn!r}; "
+                "use a template that does, or name the right end of turn"
+            )
+        return rest

@@ -1,0 +1,149 @@
+"""One multi-turn rollout as a pure state machine: no clock, no tasks, no messages.
+
+    dialogue = Dialogue(...)
+    while not isinstance(action := dialogue.next_action(), Finished):
+        match action:
+            case Sample(): dialogue.sampled(ids, logprobs, version)
+            case Execute(): dialogue.executed(results)
+
+Invariants:
+- the history is token ids that only grow; what the model sampled is never re-encoded;
+- the sequence never becomes longer than `max_tokens`: a tool response that does not fit ends the dialogue;
+- each requested call has exactly one result before the next turn begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from env.tool_call import ToolCall, ToolResult
+from policies import tokens
+from policies.chat_format import ChatFormat
+from policies.options import LimitOptions
+from policies.tool_calls import RequestedCall, parse_calls, result_text
+from policies.trajectory import CallRecord, Finish, Problem, Span, Verdict, WeightsVersion
+from policies.verification import count_answers, verify_answer
+
+TOOLS_OFF = "tools are switched off in this run: answer without running code"
+
+
+class DialogueLimits(LimitOptions):
+    """The limits of one dialogue."""
+
+    tools: bool = True
+    """Whether code runs; without, each call is answered by a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The model's turn: continue the history by at most `max_tokens`."""
+
+    turn: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run these calls; the answer has one result for each, in order."""
+
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The dialogue is over."""
+
+    finish: Finish
+    verdict: Verdict
+
+
+class Dialogue:
+    """See the module's docstring.
+
+    Raises `ValueError` if the prompt leaves no room for a single token.
+    """
+
+    def __init__(self, *, id: str, chat: ChatFormat, problem: Problem, limits: DialogueLimits) -> None:
+        self.id, self.problem = id, problem
+        self._chat, self._limits = chat, limits
+        self.spans: list[Span] = []
+        self.calls: list[CallRecord] = []
+        self.turns = 0
+        self.answer_tags = 0
+        self.length = 0
+        self._last_turn = ""
+        self._pending: list[RequestedCall] = []
+        self._finish: Finish | None = None
+        prompt = chat.prompt(problem.question)
+        if len(prompt) >= limits.max_tokens:
+            raise ValueError(
+                f"problem {problem.id}: its prompt has {len(prompt)} tokens, but max_tokens is {limits.max_tokens}; raise it"
+            )
+        self._append(Span(kind="prompt", ids=tokens.pack_ids(prompt)))
+
+    def next_action(self) -> Sample | Execute | Finished:
+        """What has to happen next; asking again changes nothing."""
+        if self._finish is not None:
+            return Finished(self._finish, self._verdict(self._finish))
+        if self._pending:
+            return Execute(tuple(request.call for request in self._runnable()))
+        return Sample(self.turns, min(self._limits.max_turn_tokens, self._limits.max_tokens - self.length))
+
+    def sampled(self, ids: bytes, logprobs: bytes, version: WeightsVersion) -> None:
+        """Take in a model turn: ids int32 `[L]`, logprobs float32 `[L]`."""
+        assert self._finish is None and not self._pending, "a model turn came when none was due"
+        self._append(Span(kind="model", ids=ids, logprobs=logprobs, version=version))
+        unpacked = tokens.unpack_ids(ids)
+        self._last_turn = self._chat.decode(unpacked)
+        self.turns += 1
+        self.answer_tags += count_answers(self._last_turn)
+        if not unpacked or unpacked[-1] not in self._chat.stop_ids:
+            self._finish = "length"
+            return
+        self._pending = parse_calls(self._last_turn, f"{self.id}/{self.turns - 1}", self._limits.call)
+        if not self._limits.tools:
+            self._pending = [request.model_copy(update={"refusal": TOOLS_OFF}) for request in self._pending]
+        if not self._pending:
+            self._finish = "answered"
+        elif not self._runnable():
+            self.executed(())
+
+    def executed(self, results: Sequence[ToolResult]) -> None:
+        """Take in the results of the calls of `Execute`, in order."""
+        ran = {result.id: result for result in results}
+        turn = self.turns - 1
+        records = [
+            CallRecord(turn=turn, call=request.call, result=request.refused() if request.refusal else ran[request.call.id])
+            for request in self._pending
+        ]
+        self._pending = []
+        self.calls += records
+        if any(record.result.status == "sandbox_failure" for record in records):
+            self._finish = "sandbox_failure"
+            return
+        texts = [result_text(record.result, self._limits.tool_response_characters) for record in records]
+        response = self._chat.tool_turn(texts)
+        if self.length + len(response) >= self._limits.max_tokens:
+            self._finish = "length"
+        elif self.turns >= self._limits.max_turns:
+            self._finish = "turns"
+        else:
+            self._append(Span(kind="tool", ids=tokens.pack_ids(response)))
+
+    def ids_from(self, known: int) -> bytes:
+        """The history from token `known` on, packed."""
+        return tokens.concatenate(span.ids for span in self.spans)[4 * known :]
+
+    def _runnable(self) -> list[RequestedCall]:
+        return [request for request in self._pending if not request.refusal]
+
+    def _append(self, span: Span) -> None:
+        self.spans.append(span)
+        self.length += tokens.count(span.ids)
+        assert self.length <= self._limits.max_tokens, f"{self.id} outgrew its {self._limits.max_tokens} tokens"
+
+    def _verdict(self, finish: Finish) -> Verdict:
+        if finish != "answered":
+            return Verdict(correct=False, reason="no_answer")
+        return verify_answer(self._last_turn, self.problem.gold)

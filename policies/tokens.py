@@ -1,0 +1,42 @@
+"""Token ids and log-probabilities as they are stored and sent: packed little-endian 32-bit bytes.
+
+Lists of Python integers cost a hundred times as much to encode. The packed form is a plain `bytes`
+object, so records that hold it stay hashable, comparable and cheap to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
+    """Token ids `[L]` -> `4 L` bytes (int32, little-endian)."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The inverse of `pack_ids`."""
+    return np.frombuffer(packed, dtype="<i4").tolist()
+
+
+def pack_floats(values: Sequence[float] | np.ndarray) -> bytes:
+    """Floats `[L]` -> `4 L` bytes (float32, little-endian)."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def unpack_floats(packed: bytes) -> np.ndarray:
+    """The inverse of `pack_floats`: a read-only float32 array `[L]`."""
+    return np.frombuffer(packed, dtype="<f4")
+
+
+def count(packed: bytes) -> int:
+    """How many 32-bit items `packed` holds."""
+    assert len(packed) % 4 == 0, f"{len(packed)} bytes are not a whole number of 32-bit items"
+    return len(packed) // 4
+
+
+def concatenate(parts: Iterable[bytes]) -> bytes:
+    """Packed sequences, one after another."""
+    return b"".join(parts)

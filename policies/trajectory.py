@@ -1,0 +1,144 @@
+"""The record that everything is about: one multi-turn rollout, down to its tokens.
+
+Invariants (checked when a `Trajectory` is built):
+- spans alternate as the dialogue did: prompt first, then model and tool spans;
+- every model token has the log-probability it was sampled with and the weights version that made it;
+  no other token has either;
+- `calls` are in the order in which the model made them, each with its result.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from env.tool_call import ToolCall, ToolResult
+from policies import tokens
+
+SCHEMA_VERSION = 1
+"""Bumped when stored trajectories change shape; archives carry it."""
+
+
+class WeightsVersion(NamedTuple):
+    """Which weights made a token: restoring a checkpoint starts a new lineage, a learner step the next step."""
+
+    lineage: int
+    step: int
+
+
+class Record(BaseModel):
+    """Base of all stored and sent records: frozen, and unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Problem(Record):
+    """Something to solve, with the answer that counts as right."""
+
+    id: str
+    question: str
+    gold: str
+    family: str = ""
+    """Which generator or data set it came from; evaluations report accuracy by family."""
+
+
+class Span(Record):
+    """A run of tokens with one origin."""
+
+    kind: Literal["prompt", "model", "tool"]
+    ids: bytes
+    """int32 `[L]`, packed (`policies.tokens`)."""
+    logprobs: bytes = b""
+    """float32 `[L]` for model spans, empty otherwise: as sampled, temperature included."""
+    version: WeightsVersion | None = None
+    """The weights that sampled a model span; None otherwise."""
+
+    @model_validator(mode="after")
+    def _only_model_tokens_were_sampled(self) -> Span:
+        if self.kind == "model":
+            if len(self.logprobs) != len(self.ids):
+                raise ValueError(
+                    f"a model span of {tokens.count(self.ids)} tokens has {tokens.count(self.logprobs)} log-probabilities; "
+                    "give one for each token"
+                )
+            if self.version is None:
+                raise ValueError("a model span needs `version`, the weights that sampled it")
+        elif self.logprobs or self.version is not None:
+            raise ValueError(f"a {self.kind} span was not sampled: leave `logprobs` and `version` out")
+        return self
+
+
+class CallRecord(Record):
+    """A tool call as it happened: in which model turn (from 0), what was asked, what came back."""
+
+    turn: int
+    call: ToolCall
+    result: ToolResult
+
+
+Finish = Literal[
+    "answered",  # the last turn ended without a tool call
+    "length",  # the token budget ran out
+    "turns",  # the turn budget ran out
+    "sandbox_failure",  # the sandbox failed on every try: the rollout is void and counted nowhere
+]
+
+
+class Verdict(Record):
+    """Whether an answer is right, and how that was decided."""
+
+    correct: bool
+    extracted: str = ""
+    reason: Literal["right", "wrong", "unparsable", "no_answer", "timed_out"]
+
+
+class Trajectory(Record):
+    """One finished rollout."""
+
+    id: str
+    """`stage/step/group/sample`, unique within a run."""
+    group: str
+    """Rollouts of one group answered the same problem in the same step."""
+    sample: int
+    """Index within the group, from 0."""
+    stage: str
+    step: int
+    """The optimiser step that this rollout was made for; evaluations number theirs from 0."""
+    problem: Problem
+    spans: tuple[Span, ...]
+    calls: tuple[CallRecord, ...] = ()
+    turns: int
+    """Model turns, from the trajectory's structure (not from its text)."""
+    answer_tags: int
+    """Answer blocks in model turns (the format penalty counts them)."""
+    finish: Finish
+    verdict: Verdict
+    reward: float
+    generator: str
+    """Name of the generator actor that held the lease."""
+    waited_seconds: float = 0.0
+    """Seconds from the wish for a lease to its grant."""
+    queued: bool = False
+    """Whether the lease could not be granted at once."""
+
+    @model_validator(mode="after")
+    def _starts_with_its_prompt(self) -> Trajectory:
+        if not self.spans or self.spans[0].kind != "prompt":
+            raise ValueError("a trajectory's first span is its prompt; got " + ", ".join(s.kind for s in self.spans[:3]))
+        return self
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens after the prompt, model and tool together."""
+        return sum(tokens.count(span.ids) for span in self.spans[1:])
+
+    @property
+    def model_tokens(self) -> int:
+        """Tokens that the model sampled."""
+        return sum(tokens.count(span.ids) for span in self.spans if span.kind == "model")
+
+    @property
+    def tool_errors(self) -> int:
+        """Calls that count as errors."""
+        return sum(record.result.is_tool_error for record in self.calls)

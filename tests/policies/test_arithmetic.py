@@ -1,0 +1,55 @@
+"""Problems are a pure function of their position, and evaluation never sees a training number."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from policies.arithmetic import FAMILIES, HELD_OUT_PREFIXES, evaluate, make_problem
+from policies.curriculum import ProblemOptions, ProblemStream
+
+
+def numbers(question: str) -> list[str]:
+    return re.findall(r"\d+", question)
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_operands_are_held_out_or_not_as_a_whole(held_out: bool) -> None:
+    for index in range(300):
+        posed = make_problem(0, index, levels=(1, 2), held_out=held_out)
+        assert numbers(posed.problem.question)
+        assert all((number[:2] in HELD_OUT_PREFIXES) == held_out for number in numbers(posed.problem.question))
+
+
+def test_a_position_always_holds_the_same_problem() -> None:
+    stream = ProblemStream(ProblemOptions(), run_seed=5, held_out=False)
+    forwards = [stream.problem(index) for index in range(50)]
+    assert [stream.problem(index) for index in reversed(range(50))] == forwards[::-1]
+
+
+def test_runs_differ_in_training_and_agree_in_evaluation() -> None:
+    def questions(run_seed: int, held_out: bool) -> list[str]:
+        stream = ProblemStream(ProblemOptions(), run_seed=run_seed, held_out=held_out)
+        return [stream.problem(index).question for index in range(20)]
+
+    assert questions(0, True) == questions(1, True)
+    assert not set(questions(0, False)) & set(questions(1, False))
+
+
+def test_golds_are_right_and_mistakes_are_wrong() -> None:
+    mistaken = 0
+    for index in range(300):
+        posed = make_problem(1, index, levels=(1, 2), held_out=False)
+        assert posed.problem.gold == str(evaluate(posed.expression))
+        mistaken += evaluate(posed.mistaken) != evaluate(posed.expression)
+    assert mistaken >= 299  # two expressions may agree by chance, hardly ever
+
+
+def test_every_family_of_a_level_turns_up() -> None:
+    families = Counter(make_problem(0, index, levels=(2,), held_out=False).problem.family for index in range(400))
+    assert set(families) == {family.name for family in FAMILIES if family.level == 2}
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"level in \[9\]; levels are \[1, 2\]"):
+        make_problem(0, 0, levels=(9,), held_out=False)
