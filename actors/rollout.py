@@ -206,7 +206,8 @@ class _Play:
         start = self._actor.port.clock.now_ns()
         self._granted = await self._actor.acquire(
             Wish(
-                rollout=self._request.id,
+                # A name of its own for each lease: what is said of an earlier one can't hit this one.
+                rollout=f"{self._request.id}@{self._actor.port.fresh_id()}",
                 prompt_tokens=self._dialogue.length,
                 max_tokens=self._request.limits.max_tokens,
             )

@@ -3,7 +3,7 @@
 Invariants:
 - one cgroup per slot, made once and reused: making one per call costs more than the call's own bookkeeping;
 - a process of a jail is in its cgroup before it can run user code;
-- whatever is made here is removed by `close`, or by `sweep` of a later run with the same run id if this host process was
+- whatever is made here is removed by `close`, or by `sweep` of a later run with the same run id if this process was
   killed; the name of the directory says whose it is (`<run id>@<pid>-<start time>`).
 
 Where no cgroup can be had, `find_hierarchy` returns None and resource limits stand in (`env.jail`).
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "greenroom"
 OUR_PROCESSES = 4
-"""Of a jail's processes and threads, those that are not the program's: nsjail, init, init's watcher, the slot's thread."""
+"""Processes and threads in a slot that are not the program's: nsjail, init, init's watcher, the launching thread."""
 OUR_MEMORY = 12 << 20
 """Bytes that nsjail and init use."""
 _EMPTY_WITHIN_S = 5.0
@@ -46,7 +46,9 @@ class Hierarchy:
         return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
 
 
-def find_hierarchy(mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")) -> Hierarchy | None:
+def find_hierarchy(
+    mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
+) -> Hierarchy | None:
     """The topmost place at which this process may make cgroups with memory and pids limits."""
     roots: dict[str, Path] = {}
     for line in mounts.read_text().splitlines():
@@ -78,7 +80,7 @@ def _own_path(own: Path, controller: str) -> str:
 
 
 def _ancestors(root: Path, path: str) -> Iterator[Path]:
-    """From the mount's root down to the process's own cgroup: higher ones are the same for the next run, which sweeps."""
+    """From the mount's root down to our own cgroup: the higher ones are the same for the next run, which sweeps."""
     yield root
     for part in Path(path).parts:
         root = root / part
@@ -129,6 +131,17 @@ def _start_time(pid: int) -> int:
         return 0
 
 
+def _make(folder: Path) -> None:
+    """Make a cgroup and those above it, also while another process removes them because they are empty."""
+    for _ in range(100):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        except FileNotFoundError:
+            continue
+    raise OSError(f"cgroup {folder} could not be made: its parent keeps vanishing")
+
+
 class Slot:
     """The cgroup of one slot: at most one jail at a time."""
 
@@ -139,10 +152,10 @@ class Slot:
         self._pids = hierarchy.pids / FOLDER / owner / name
         self._folders = tuple(folder / FOLDER / owner / name for folder in hierarchy.folders)
         for folder in self._folders:
-            folder.parent.mkdir(exist_ok=True)
+            _make(folder.parent)
             if self._version == 2 and not _delegates(folder.parent):
                 raise OSError(f"cgroup {folder.parent} does not hand on the memory and pids controllers")
-            folder.mkdir(exist_ok=True)
+            _make(folder)
         self._limits: Limits | None = None
         self._kills_before = 0
         self._bytes_before = 0
@@ -282,5 +295,4 @@ def sweep(run_id: str, hierarchy: Hierarchy | None = None) -> int:
                 _remove(slot)
                 removed += 1
             _remove_if_empty(owner)
-        _remove_if_empty(base / FOLDER)
     return removed

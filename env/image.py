@@ -119,7 +119,11 @@ def build(image: Image) -> bool:
     building = final.with_name(f"{final.name}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    _install(building)
+    try:
+        _install(building)
+    except ImageIncomplete:
+        shutil.rmtree(building)
+        raise
     compileall.compile_dir(building, quiet=2, workers=0)
     _compile_standard_library(image)
     shutil.rmtree(final, ignore_errors=True)

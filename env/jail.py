@@ -129,8 +129,8 @@ def environment() -> dict[str, str]:
 def jail_config(image: Image, limits: Limits, *, staged_root: Path | None, cgroup: bool) -> str:
     """nsjail's configuration, in protobuf's text format, for calls with these limits.
 
-    `staged_root` is a ready-made root directory (`env.staging`); without one nsjail assembles the root itself. Without a
-    `cgroup`, resource limits stand in: address space per process for memory, and processes per user.
+    `staged_root` is a ready-made root directory (`env.staging`); without one nsjail assembles the root itself. Without
+    a `cgroup`, resource limits stand in: address space per process for memory, and processes per user.
     """
     config = NsJailConfig(
         mode=Mode.ONCE,
@@ -161,7 +161,7 @@ def _one_id(host_id: int) -> IdMap:
 
 def _mounts(image: Image, limits: Limits, staged_root: Path | None) -> list[MountPt]:
     if staged_root is not None:
-        mounts = [MountPt(src=str(staged_root), dst="/", is_bind=True, nosuid=True)]
+        mounts = [MountPt(src=str(staged_root), dst="/", is_bind=True)]
     else:
         root = root_of(image)
         mounts = [MountPt(src=str(b.source), dst=b.target, is_bind=True, nosuid=True) for b in root.binds]
@@ -181,12 +181,12 @@ def _set_resource_limits(config: NsJailConfig, limits: Limits, cgroup: bool) -> 
     if cgroup:
         # A backstop only, far above what may be touched: libraries reserve address space that they never use.
         config.rlimit_as = 4 * memory + 4096
-        config.rlimit_nproc_type = RLimitType.INF
+        config.rlimit_nproc_type = RLimitType.HARD
     else:
         config.rlimit_as = memory + 256
         config.rlimit_nproc, config.rlimit_nproc_type = limits.processes + 2, RLimitType.VALUE
     config.rlimit_as_type = RLimitType.VALUE
-    config.rlimit_cpu_type = RLimitType.INF  # time is kept from outside
+    config.rlimit_cpu_type = RLimitType.HARD  # time is kept from outside
     config.rlimit_fsize = 2 * -(-limits.scratch_bytes // MIB)  # above the tmpfs, which says ENOSPC
     config.rlimit_nofile = 256
     config.rlimit_core = 0

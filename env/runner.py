@@ -15,12 +15,12 @@ Descriptors that the host passes (`env.jail`): 0 the program's input, 1 and 2 th
 CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER as numbered below.
 """
 
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+import _signal  # pyright: ignore[reportMissingImports]
+import _thread
 import posix
 import sys
 import time
-
-import _signal
-import _thread
 
 CODE = 3
 """Readable: the user's code, as bytes."""
@@ -35,6 +35,8 @@ RUNNER = 8
 
 FILENAME = "main.py"
 """What tracebacks call the user's code."""
+LONGEST_SHOWN_LINE = 2000
+"""Characters of source above which tracebacks do without source lines: they would fill the output."""
 HOME = "/tmp"
 LIBRARIES = "/opt/libraries"
 OUR_PATHS = ("/opt/", "<frozen ", "<greenroom ")
@@ -90,7 +92,9 @@ def become_program():
 def run_program(code):
     """Run the user's code as `__main__`. Raises `SystemExit` as CPython's main would end."""
     import _sitebuiltins
+    import atexit  # now, because the user's code may leave builtins in a state in which nothing can be imported
     import builtins
+    import gc
 
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
@@ -99,6 +103,7 @@ def run_program(code):
     sys.path.insert(0, HOME)
     sys.path.append(LIBRARIES)
     posix.putenv("PYTHONPATH", LIBRARIES)  # for interpreters that the user's code starts
+    gc.freeze()  # what is there now need not be looked at when the program's garbage is collected
     main_module = type(sys)("__main__")
     main_module.__dict__.update(__builtins__=builtins, __file__=FILENAME, __loader__=SourceOf(code))
     sys.modules["__main__"] = main_module
@@ -107,8 +112,12 @@ def run_program(code):
     except SystemExit:
         raise
     except BaseException as error:  # whatever the user's program raised, it ends the program, not us
-        report(error)
+        report(error, code)
         raise SystemExit(1) from None
+    try:
+        end(main_module, atexit, gc)
+    except BaseException:  # the user's code patched what this needs: let the interpreter end in its own way
+        return
 
 
 class SourceOf:
@@ -138,33 +147,73 @@ def execute(code, namespace):
     exec(echo, namespace)
 
 
-def report(error):
-    """Print a traceback of the user's own lines, or leave it to the user's `sys.excepthook`."""
-    if sys.excepthook is not sys.__excepthook__:
-        sys.excepthook(type(error), error, error.__traceback__)
+def report(error, code):
+    """Print a traceback of the user's own lines, or leave it to the user's `sys.excepthook`.
+
+    The interpreter's own printer is used because importing `traceback` costs as much as starting the interpreter. It
+    takes source lines from a file, so it is given one now; the program is at its end.
+    """
+    keep_user_frames(error)
+    if len(getattr(error, "text", None) or "") > LONGEST_SHOWN_LINE:
+        error.text = None
+    if sys.excepthook is sys.__excepthook__:
+        show_source_from(code)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def show_source_from(code):
+    """Make the interpreter's traceback printer find the user's lines, wherever it is and whatever is called main.py."""
+    import io
+
+    if max(map(len, code.splitlines()), default=0) > LONGEST_SHOWN_LINE:
         return
+    path = f"{HOME}/.{FILENAME}.{time.monotonic_ns()}"
     try:
-        import traceback
-
-        shown = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
-        keep_user_frames(shown, traceback.StackSummary)
-        text = "".join(shown.format())
-    except (MemoryError, RecursionError, ImportError):
-        text = type(error).__name__ + "\n"  # no room left to format it
-    try:
-        sys.stdout.flush()
-    except (AttributeError, OSError, ValueError):
-        pass  # the user's program closed or replaced it
-    posix.write(2, text.encode("utf-8", "backslashreplace"))
+        with io.FileIO(path, "x") as file:
+            file.write(code)
+    except OSError:
+        return  # the scratch directory is full: a traceback without source lines
+    io.open = lambda *_, **__: io.FileIO(path)
 
 
-def keep_user_frames(shown, stack_type):
-    pending = [shown]
+def keep_user_frames(error):
+    """Take the frames of interpreter, libraries and this file out of an exception and those that it came from."""
+    pending, seen = [error], set()
     while pending:
         one = pending.pop()
-        frames = [frame for frame in one.stack or () if not frame.filename.startswith(OUR_PATHS)]
-        one.stack = stack_type.from_list(frames) if frames else None
-        pending += [e for e in (one.__cause__, one.__context__, *(one.exceptions or ())) if e is not None]
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        frames, frame = [], one.__traceback__
+        while frame is not None:
+            if not frame.tb_frame.f_code.co_filename.startswith(OUR_PATHS):
+                frames.append(frame)
+            frame = frame.tb_next
+        for frame, inner in zip(frames, [*frames[1:], None], strict=False):
+            frame.tb_next = inner
+        one.__traceback__ = frames[0] if frames else None
+        pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def end(main_module, atexit, gc):
+    """End as the interpreter would, if that takes its whole way of ending; else do the part that shows.
+
+    Taking the interpreter down touches all of its memory, which a forked process then has to copy. It is needed for
+    exit functions and threads. For the rest it is enough to drop what the user's code holds, so that `__del__` runs.
+    """
+    threading = sys.modules.get("threading")
+    if atexit._ncallbacks() or (
+        threading is not None and (threading.active_count() > 1 or threading._threading_atexits)
+    ):
+        return
+    main_module.__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # the user's code replaced or closed it
+    posix._exit(0)
 
 
 if __name__ == "__main__":

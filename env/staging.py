@@ -18,7 +18,7 @@ import ctypes
 import fcntl
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from env.image import Image
@@ -80,9 +80,11 @@ def _assemble(root: Root) -> None:
     sources = [os.open(bind.source, os.O_PATH | os.O_CLOEXEC) for bind in root.binds]  # before /tmp is covered
     directories = [bind.source.is_dir() for bind in root.binds]
     try:
-        _mount("tmpfs", STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+        _mount("tmpfs", STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777,size=1m")
         STAGED_ROOT.mkdir()
-        _mount("tmpfs", str(STAGED_ROOT), "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+        # No nosuid or nodev on this one: nsjail mounts it over its own empty root, and then makes that path read-only
+        # without naming these flags, which a user namespace must not clear. It holds directories and links only.
+        _mount("tmpfs", str(STAGED_ROOT), "tmpfs", 0, "mode=755,size=1m")
         (STAGED_ROOT / "tmp").mkdir()
         for target, link in root.links:
             place = STAGED_ROOT / link.lstrip("/")
@@ -90,7 +92,7 @@ def _assemble(root: Root) -> None:
             place.symlink_to(target)
         for bind, source, is_directory in zip(root.binds, sources, directories, strict=True):
             _bind(source, STAGED_ROOT / bind.target.lstrip("/"), is_directory)
-        _mount("none", str(STAGED_ROOT), "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+        _mount("none", str(STAGED_ROOT), "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
     finally:
         for source in sources:
             os.close(source)
@@ -117,7 +119,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
         raise OSError(number, f"could not mount {source} on {target} for the sandbox: {os.strerror(number)}")
 
 
-def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
+def spawn(command: list[str], descriptors: Mapping[int, int]) -> int:
     """Start a process with just these descriptors (its number -> ours), no environment, and a process group of its own.
 
     Returns its pid. posix_spawn shares our memory until the child's exec: its cost does not grow with ours.
@@ -130,7 +132,9 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
                 source = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _ABOVE_TARGETS)
                 moved.append(source)
             actions.append((os.POSIX_SPAWN_DUP2, source, target))
-        return os.posix_spawn(command[0], command, {}, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_DEFAULTS)
+        return os.posix_spawn(
+            command[0], command, {}, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_DEFAULTS
+        )
     finally:
         for source in moved:
             os.close(source)

@@ -76,7 +76,9 @@ class JsonlMetrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -226,7 +228,7 @@ STAGE_FIELDS = (
 
 
 def stages_from_evaluations(records: Iterable[Record]) -> list[Record]:
-    """Rows for `summary.json`'s `stages`: the last evaluation of each state, in the order the states were first seen."""
+    """Rows for `summary.json`'s `stages`: the last evaluation of each state, in order of first sight."""
     rows: dict[str, Record] = {}
     for record in of_kind(records, "evaluation"):
         name = str(record.get("stage", ""))

@@ -12,6 +12,7 @@ import re
 import string
 from pathlib import Path
 
+from orchestration.recipe import ModelSettings
 from policies.arithmetic import FAMILIES
 from policies.demonstrations import ANSWER, MENDS, NO_TOOLS, PLANS, READS, call_text
 
@@ -104,6 +105,29 @@ def write_tokenizer(folder: Path, max_tokens: int) -> int:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
     return len(fast)
+
+
+def write_scratch_model(model: ModelSettings, seed: int, folder: Path) -> Path:
+    """Write tokenizer and seeded weights of the model that `model.scratch` describes; returns `folder`."""
+    from actors.learning.model import ModelSpec, build_model
+
+    scratch = model.scratch
+    assert scratch is not None, "a recipe with a model on disk builds none"
+    vocabulary = write_tokenizer(folder, scratch.max_tokens)
+    spec = ModelSpec(
+        hidden_size=scratch.hidden,
+        layers=scratch.layers,
+        heads=scratch.heads,
+        kv_heads=scratch.kv_heads,
+        intermediate_size=scratch.intermediate,
+        max_positions=scratch.max_tokens,
+        initializer_range=scratch.initializer_range,
+        dtype=model.dtype,
+    )
+    ids = {text: index for index, text in token_strings(folder).items()}
+    built = build_model(spec, vocabulary=vocabulary, seed=seed, eos_id=ids[END_OF_TURN], pad_id=ids[PADDING])
+    built.save_pretrained(folder)
+    return folder
 
 
 def token_strings(folder: Path) -> dict[int, str]:

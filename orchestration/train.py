@@ -41,6 +41,16 @@ from policies.stages import FineTuningOptions
 STAGE_DEADLINE_S = 7 * 86_400.0
 STATUS_DEADLINE_S = 60.0
 DIRECTOR = ActorRef("director")
+SHOWN = (
+    "learner_loss",
+    "reward_mean",
+    "tool_error_share_in_correct",
+    "response_tokens_mean",
+    "queued_share",
+    "tokens_per_s",
+    "time_total_s",
+)
+"""Figures of a step that the display shows."""
 
 
 class Training:
@@ -117,7 +127,7 @@ class Training:
         options = self._recipe.evaluation
         request = RunEvaluation(name=name, options=options, limits=self._limits(options.limits))
         figures = (await self._ask(port, request)).figures
-        low, high = wilson_interval(round(figures["correct"]), round(figures["asked"]))
+        low, high = wilson_interval(figures["correct"], round(figures["asked"]))
         self._summary["stages"].append(
             {
                 "name": name,
@@ -149,13 +159,18 @@ class Training:
     def _take(self, report: Report) -> None:
         figures = dict(report.figures)
         if report.kind == "evaluation":
-            low, high = wilson_interval(round(figures["correct"]), round(figures["asked"]))
+            low, high = wilson_interval(figures["correct"], round(figures["asked"]))
             figures |= {"accuracy_low": low, "accuracy_high": high}
-        self._sink.write(report.kind, report.stage, report.step, figures)
-        self._progress.take(report.kind, report.stage, report.step, figures)
+            self._progress.note(
+                f"held-out accuracy after {report.stage}: {figures['accuracy']:.1%} ({low:.1%} to {high:.1%}), "
+                f"tool errors in correct trajectories: {figures['tool_error_share_in_correct']:.1%}"
+            )
+        else:
+            self._progress.update(report.step, **{name: figures[name] for name in SHOWN if name in figures})
+        self._sink.write(report.kind, report.stage, report.step, **figures)
 
     def _event(self, name: str, figures: dict[str, float]) -> None:
-        self._sink.write("event", name, 0, figures)
+        self._sink.write("event", name, 0, **figures)
         self._progress.note(f"{name} after {self._seconds():.0f} s")
 
     async def _describe(self, port: Port) -> None:

@@ -27,8 +27,8 @@ class Family:
     name: str
     level: int
     """1: two operands, 2: three operands or larger results."""
-    digits: dict[str, tuple[int, int]]
-    """Operand -> fewest and most digits."""
+    digits: dict[str, int]
+    """Operand -> how many digits it has."""
     wordings: tuple[str, ...]
     expression: str
     """Python for the right answer."""
@@ -42,7 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="product",
         level=1,
-        digits={"a": (3, 4), "b": (3, 4)},
+        digits={"a": 4, "b": 4},
         wordings=("What is {a} times {b}?", "Multiply {a} by {b}."),
         expression="{a} * {b}",
         mistaken="{a} + {b}",
@@ -51,7 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="remainder",
         level=1,
-        digits={"a": (5, 6), "b": (3, 3)},
+        digits={"a": 6, "b": 3},
         wordings=("What is the remainder when {a} is divided by {b}?", "Find the remainder of {a} divided by {b}."),
         expression="{a} % {b}",
         mistaken="{a} // {b}",
@@ -60,7 +60,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="crates",
         level=1,
-        digits={"a": (3, 4), "b": (3, 4)},
+        digits={"a": 3, "b": 4},
         wordings=(
             "A store has {a} crates with {b} nails each. How many nails are there?",
             "There are {a} crates. Each holds {b} nails. How many nails in total?",
@@ -72,7 +72,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="square_plus",
         level=1,
-        digits={"a": (3, 4), "b": (3, 4)},
+        digits={"a": 4, "b": 4},
         wordings=("What is the square of {a}, plus {b}?", "Add {b} to the square of {a}."),
         expression="{a} ** 2 + {b}",
         mistaken="{a} * 2 + {b}",
@@ -81,7 +81,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="mill",
         level=2,
-        digits={"a": (3, 4), "b": (3, 4), "c": (4, 5)},
+        digits={"a": 4, "b": 3, "c": 5},
         wordings=(
             "A mill fills {a} sacks of {b} grams and sells {c} grams. How many grams are left?",
             "From {a} sacks of {b} grams a mill sells {c} grams. How many grams remain?",
@@ -93,7 +93,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="wages",
         level=2,
-        digits={"a": (3, 4), "b": (3, 4), "c": (3, 4)},
+        digits={"a": 4, "b": 4, "c": 3},
         wordings=(
             "A crew works {a} hours and then {b} hours more at {c} coins an hour. How many coins does it earn?",
             "Add {a} and {b}, then multiply by {c}.",
@@ -105,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="modular_product",
         level=2,
-        digits={"a": (4, 5), "b": (4, 5), "c": (3, 4)},
+        digits={"a": 5, "b": 5, "c": 4},
         wordings=(
             "What is the remainder when {a} times {b} is divided by {c}?",
             "Multiply {a} by {b}. What is the remainder when the product is divided by {c}?",
@@ -117,8 +117,11 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="square_gap",
         level=2,
-        digits={"a": (5, 5), "b": (3, 4)},
-        wordings=("By how much is the square of {a} larger than the square of {b}?", "Subtract the square of {b} from the square of {a}."),
+        digits={"a": 5, "b": 4},
+        wordings=(
+            "By how much is the square of {a} larger than the square of {b}?",
+            "Subtract the square of {b} from the square of {a}.",
+        ),
         expression="{a} ** 2 - {b} ** 2",
         mistaken="({a} - {b}) ** 2",
         mistaken_share=0.45,
@@ -152,13 +155,11 @@ def make_problem(seed: int, index: int, *, levels: tuple[int, ...], held_out: bo
     name = f"{seed}/{'evaluation' if held_out else 'training'}/{','.join(map(str, levels))}/{index}"
     rng = random.Random(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
     family = rng.choice(families)
-    operands = {operand: _number(rng, *digits, held_out) for operand, digits in family.digits.items()}
+    operands = {operand: _number(rng, digits, held_out) for operand, digits in family.digits.items()}
     expression = family.expression.format(**operands)
     question = rng.choice(family.wordings).format(**operands)
     return Posed(
-        problem=Problem(
-            id=f"arithmetic/{name}", question=question, gold=str(evaluate(expression)), family=family.name
-        ),
+        problem=Problem(id=f"arithmetic/{name}", question=question, gold=str(evaluate(expression)), family=family.name),
         expression=expression,
         mistaken=family.mistaken.format(**operands),
         mistaken_share=family.mistaken_share,
@@ -171,8 +172,7 @@ def evaluate(expression: str) -> int:
     return eval(expression)
 
 
-def _number(rng: random.Random, fewest: int, most: int, held_out: bool) -> int:
-    digits = rng.randint(fewest, most)
+def _number(rng: random.Random, digits: int, held_out: bool) -> int:
     while True:
         number = rng.randrange(10 ** (digits - 1), 10**digits)
         if (str(number)[:2] in HELD_OUT_PREFIXES) == held_out:

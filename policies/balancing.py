@@ -33,6 +33,7 @@ class Wish(Record):
     """A rollout that wants to start."""
 
     rollout: str
+    """Names the rollout and the attempt: a rollout that lost its generator asks again under another name."""
     prompt_tokens: int
     max_tokens: int
     """The most tokens the rollout can come to, its prompt included."""
@@ -213,7 +214,9 @@ class WorstCase:
 
     def _fits(self, wish: Wish, load: Load) -> bool:
         capacity = load.capacity
-        return wish.max_tokens <= capacity.max_sequence_tokens and reserve_for(wish.max_tokens, capacity) <= self._free(load)
+        return wish.max_tokens <= capacity.max_sequence_tokens and reserve_for(wish.max_tokens, capacity) <= self._free(
+            load
+        )
 
 
 def make_strategy(options: BalancerOptions, epoch: int = 0) -> Strategy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from policies import tokens
 from policies.trajectory import Record, Trajectory
 
@@ -22,6 +24,23 @@ class TrainingSequence(Record):
     advantage: float = 1.0
     group: int = 0
     """Index of the sequence's group within the step (the `group_tokens` denominator needs it)."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> TrainingSequence:
+        if len(self.learned) != self.length:
+            raise ValueError(
+                f"`learned` marks {len(self.learned)} tokens of {self.length}; give one byte for each token"
+            )
+        if self.learned.count(0) + self.learned.count(1) != len(self.learned):
+            raise ValueError("`learned` holds bytes other than 0 and 1")
+        if self.learned[:1] == b"\x01":
+            raise ValueError("the first token cannot be learned, since nothing predicts it; mark it 0")
+        if self.logprobs and len(self.logprobs) != len(self.ids):
+            raise ValueError(
+                f"{tokens.count(self.logprobs)} log-probabilities for {self.length} tokens; "
+                "give one for each token, or none"
+            )
+        return self
 
     @property
     def length(self) -> int:

@@ -62,7 +62,9 @@ class ChatFormat:
         self._end_of_turn = end_of_turn
         ids = encode(end_of_turn)
         if len(ids) != 1:
-            raise TemplateUnusable(f"end of turn {end_of_turn!r} must be one token, but the tokenizer makes {len(ids)} of it")
+            raise TemplateUnusable(
+                f"end of turn {end_of_turn!r} must be one token, but the tokenizer makes {len(ids)} of it"
+            )
         self.stop_ids: tuple[int, ...] = (ids[0],)
         self.tool_turn(["probe"])
 

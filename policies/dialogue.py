@@ -114,7 +114,9 @@ class Dialogue:
         ran = {result.id: result for result in results}
         turn = self.turns - 1
         records = [
-            CallRecord(turn=turn, call=request.call, result=request.refused() if request.refusal else ran[request.call.id])
+            CallRecord(
+                turn=turn, call=request.call, result=request.refused() if request.refusal else ran[request.call.id]
+            )
             for request in self._pending
         ]
         self._pending = []

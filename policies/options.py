@@ -1,6 +1,7 @@
 """Options of the learning algorithm, by name, as a recipe states them. Free of torch: every actor imports them.
 
-Sources: rStar2-Agent (arXiv 2508.20722), section on GRPO-RoC, eq. 4-7; defaults are the paper's unless a field says otherwise.
+Sources: rStar2-Agent (arXiv 2508.20722), section on GRPO-RoC, eq. 4-7; defaults are the paper's unless a field says
+otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class ResamplingOptions(Options):
     """`roc`: sample `oversampling` times the group, keep the group by RoC. `none`: sample just the group."""
     oversampling: Annotated[int, Field(ge=1)] = 2
     positives: Literal["weighted", "sorted"] = "weighted"
-    """`weighted`: successive draws with weight 1 / (penalty + epsilon). `sorted`: lowest penalties first (the paper's release)."""
+    """`weighted`: successive draws with weight 1 / (penalty + epsilon). `sorted`: lowest penalties first, as in the
+    paper's release."""
     epsilon: Annotated[float, Field(gt=0)] = 0.1
     minimum_positives: Annotated[int, Field(ge=0)] = 0
     """At least so many correct rollouts are kept if there are any (the paper's release uses 2)."""

@@ -125,7 +125,9 @@ class Trajectory(Record):
     @model_validator(mode="after")
     def _starts_with_its_prompt(self) -> Trajectory:
         if not self.spans or self.spans[0].kind != "prompt":
-            raise ValueError("a trajectory's first span is its prompt; got " + ", ".join(s.kind for s in self.spans[:3]))
+            raise ValueError(
+                "a trajectory's first span is its prompt; got " + ", ".join(s.kind for s in self.spans[:3])
+            )
         return self
 
     @property

@@ -21,6 +21,7 @@ from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
 
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 class VllmOptions(Options):
     """How vLLM is set up. Defaults suit a small model on a CPU."""
@@ -296,7 +297,11 @@ class VllmEngine:
             raise EngineFailed(f"vLLM failed in a step: {type(error).__name__}: {error}") from error
 
     def _load_weights(self, pairs: list[tuple[str, Any]]) -> None:
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(pairs)})
+        names = {name: tensor for name, tensor in pairs}
+        if self._llm.vllm_config.model_config.hf_config.tie_word_embeddings and _HEAD not in names:
+            # vLLM keeps a packed copy of the head, and renews it only if the head is among what is loaded.
+            names[_HEAD] = names[_EMBEDDING]
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(names.items())})
 
     def _shut_down(self) -> None:
         self._llm.engine_core.shutdown()

@@ -23,7 +23,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from actors.system.clock import Clock
 from actors.system.message import Message, Request
@@ -136,7 +136,7 @@ class Actor:
     port: Port
     """Set by the stage before `start()`."""
 
-    _handlers: dict[str, Handler] = {}
+    _handlers: ClassVar[dict[str, Handler]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -12,7 +12,7 @@ A message class is registered under its tag when it is defined, so that any proc
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -30,6 +30,8 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tag: ClassVar[str] = ""
+    lane: ClassVar[Literal["work", "control"]] = "work"
+    """Control messages (release, pause, update) overtake work on a lane of their own."""
 
     def __init_subclass__(cls, *, tag: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -43,8 +45,11 @@ class Message(BaseModel):
         if not cls.__dict__.get("tag"):
             return
         known = _REGISTRY.get(cls.tag)
-        if known is not None and known.__qualname__ != cls.__qualname__:
-            raise MessageError(f"message tag {cls.tag!r} of {cls.__qualname__} is taken by {known.__qualname__}; choose another")
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise MessageError(
+                f"message tag {cls.tag!r} of {cls.__qualname__} is taken by {known.__module__}.{known.__qualname__}; "
+                "choose another"
+            )
         _REGISTRY[cls.tag] = cls
 
 
@@ -56,16 +61,20 @@ class Done(Message, tag="done"):
     """The answer of handlers that have nothing to say but that they are through."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """msgpack's hook for nested models: their fields, without a copy through `model_dump`."""
     if isinstance(value, BaseModel):
         return value.__dict__
-    raise MessageError(f"a message holds {value!r} of type {type(value).__name__}; use models, tuples, dicts, text, bytes or numbers")
+    raise MessageError(
+        f"a message holds {value!r} of type {type(value).__name__}; use models, tuples, dicts, text, bytes or numbers"
+    )
 
 
 def encode(message: Message) -> bytes:
     """A message's fields as msgpack; its tag travels beside it."""
-    return msgpack.packb(message.__dict__, default=_plain)
+    packed = msgpack.packb(message.__dict__, default=plain)
+    assert packed is not None, "packb returns bytes"
+    return packed
 
 
 def decode(tag: str, body: bytes) -> Message:
@@ -73,10 +82,18 @@ def decode(tag: str, body: bytes) -> Message:
 
     Raises `MessageError` for an unknown tag or fields that do not validate.
     """
+    return from_fields(tag, msgpack.unpackb(body, strict_map_key=False))
+
+
+def from_fields(tag: str, fields: Any) -> Message:
+    """The message of `tag` whose fields msgpack has already unpacked, validated.
+
+    Raises `MessageError` for an unknown tag or fields that do not validate.
+    """
     cls = _REGISTRY.get(tag)
     if cls is None:
         raise MessageError(f"unknown message tag {tag!r}; import the module that defines it before decoding")
     try:
-        return cls.__pydantic_validator__.validate_python(msgpack.unpackb(body, strict_map_key=False))
+        return cls.__pydantic_validator__.validate_python(fields)
     except ValidationError as error:
         raise MessageError(f"message {tag!r} does not validate: {error}") from error

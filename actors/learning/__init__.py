@@ -1,0 +1,1 @@
+"""What a learner computes with: models, the packed forward pass, optimiser steps, checkpoints."""

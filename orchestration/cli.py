@@ -1,0 +1,148 @@
+"""The `greenroom` command.
+
+Exit codes: 0 done, 1 the run failed, 2 the input is not usable (a recipe, an option, this machine), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestration.recipe import Recipe, RecipeError, load_recipe
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+bench = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
+app.add_typer(bench, name="bench")
+
+console = Console(stderr=True)
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting; repeatable.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where runs' folders are made.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+
+
+@app.command()
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would start, start nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
+    from orchestration.preflight import check
+
+    loaded = load_recipe(recipe, overrides)
+    planned = check(loaded, runs)
+    if dry_run:
+        _show_plan(planned, as_json)
+        return
+    summary = _run_interruptibly(_train(loaded, Path(planned.folder)))
+    if as_json:
+        print(json.dumps(summary))
+
+
+async def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
+    from orchestration.progress import Progress, RunTable
+    from orchestration.train import Training
+
+    folder.mkdir(parents=True, exist_ok=True)
+    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard"))
+    with Progress() as progress:
+        progress.note(f"run folder: {folder}")
+        summary = await Training(recipe, folder, progress, sink).run()
+        RunTable(summary["stages"]).show(progress)
+        progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
+    return summary
+
+
+def _show_plan(planned: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(planned.as_dict()))
+        return
+    table = Table(title=f"{planned.recipe}: what would start")
+    for column in ("actor", "count", "threads", "GPUs", "memory", ""):
+        table.add_column(column)
+    for need in planned.needs:
+        memory = f"{need.memory_bytes / (1 << 20):.0f} MiB"
+        table.add_row(need.actor, str(need.count), str(need.threads), f"{need.gpus:g}", memory, need.note)
+    out = Console()
+    out.print(table)
+    for stage in planned.stages:
+        out.print(f"  {stage}")
+    out.print(f"memory: about {planned.memory_bytes / (1 << 30):.1f} GiB of {planned.memory_available_bytes / (1 << 30):.1f} GiB free")
+    out.print(f"run folder: {planned.folder}")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Write a run's report.html anew."""
+    from orchestration.report import write_report
+
+    if not run.is_dir():
+        raise RecipeError(f"no run at {run}; give the folder of a run, such as runs/quickstart")
+    print(write_report(run))
+
+
+@bench.command("mailbox")
+def bench_mailbox(
+    seconds: Annotated[float, typer.Option(help="How long each side is measured.")] = 4.0,
+    in_flight: Annotated[int, typer.Option(help="Requests outstanding at any time.")] = 3000,
+    as_json: AsJson = False,
+) -> None:
+    """Mailbox requests per second against pipelined plain Ray calls."""
+    from orchestration.bench.mailbox import bench_mailbox as measure
+
+    figures = _run_interruptibly(measure(seconds=seconds, in_flight=in_flight))
+    if as_json:
+        print(figures.model_dump_json())
+        return
+    print(f"mailbox: {figures.mailbox_per_s:,.0f}/s   plain Ray: {figures.plain_per_s:,.0f}/s   ratio: {figures.ratio:.1f}")
+
+
+def _run_interruptibly(work: Any) -> Any:
+    """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
+
+    async def supervised() -> Any:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return await task
+
+    import uvloop
+
+    try:
+        return uvloop.run(supervised())
+    except asyncio.CancelledError:
+        console.print("interrupted; everything that ran has been stopped")
+        raise SystemExit(130) from None
+
+
+def main() -> None:
+    """Entry point of the console script: usage errors become one clear message."""
+    try:
+        app(standalone_mode=True)
+    except RecipeError as error:
+        console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

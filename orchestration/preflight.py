@@ -1,0 +1,174 @@
+"""What a recipe needs of this machine, and whether it has it; checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from env.preflight import check_host
+from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
+from orchestration.run_folder import choose_folder
+
+GIB = 1 << 30
+LIGHT_ACTOR_BYTES = 200 << 20
+"""Resident memory of an actor without torch (measured: 110 to 190 MiB with Ray, pydantic and a tokenizer)."""
+TORCH_ACTOR_BYTES = 600 << 20
+"""Of one that has imported torch and transformers, without a model."""
+VLLM_ACTOR_BYTES = 1100 << 20
+"""Of one that has imported vLLM, without a model."""
+RAY_BYTES = 500 << 20
+"""Ray's own processes on a head node."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class HostUnfit(RecipeError):
+    """This machine can't run the recipe; the text names what is missing and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one kind of actor would take."""
+
+    actor: str
+    count: int
+    threads: int
+    gpus: float
+    memory_bytes: int
+    """Of all of them together."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would start."""
+
+    recipe: str
+    folder: str
+    needs: tuple[Need, ...]
+    stages: tuple[str, ...]
+    memory_available_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the whole run takes, about."""
+        return RAY_BYTES + sum(need.memory_bytes for need in self.needs)
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return asdict(self) | {"memory_bytes": self.memory_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What counts for memory."""
+
+    parameters: int
+    kv_values_per_token: int
+
+
+def plan(recipe: Recipe, runs: Path) -> Plan:
+    """What would start, and what it takes. Raises `RecipeError` for a model or folder that can't be used."""
+    shape = model_shape(recipe.model)
+    engine, tokens = recipe.generators.engine, recipe.generators.engine.kv_tokens
+    kv = 0 if tokens is None else tokens * shape.kv_values_per_token * ITEM_BYTES[engine.dtype]
+    # Weights, gradients and two moments.
+    learner = shape.parameters * (2 * ITEM_BYTES[recipe.model.dtype] + 8)
+    calls = recipe.largest_call().memory_bytes * recipe.environments.workers
+    generators, environments, rollouts = recipe.generators, recipe.environments, recipe.rollouts
+    needs = (
+        Need(
+            "generator",
+            generators.count,
+            generators.threads,
+            generators.gpus,
+            generators.count * (VLLM_ACTOR_BYTES + shape.parameters * ITEM_BYTES[engine.dtype] + kv),
+            "KV cache: " + ("as much as vLLM takes" if tokens is None else f"{tokens} tokens each"),
+        ),
+        Need(
+            "environment",
+            environments.count,
+            1,
+            0.0,
+            environments.count * (LIGHT_ACTOR_BYTES + calls),
+            f"{environments.workers} calls at once each, nsjail",
+        ),
+        Need("rollout", rollouts.count, 1, 0.0, rollouts.count * LIGHT_ACTOR_BYTES),
+        Need("learner", 1, recipe.learner.threads, recipe.learner.gpus, TORCH_ACTOR_BYTES + learner),
+        Need("balancer", 1, 1, 0.0, LIGHT_ACTOR_BYTES, recipe.balancer.strategy),
+        Need("archive", 1, 1, 0.0, LIGHT_ACTOR_BYTES),
+        Need("director", 1, 1, 0.0, LIGHT_ACTOR_BYTES),
+    )
+    return Plan(
+        recipe=recipe.name,
+        folder=str(choose_folder(recipe, runs)),
+        needs=needs,
+        stages=tuple(f"{name}: {stage.kind}, {stage.steps} steps" for name, stage in recipe.stages.items()),
+        memory_available_bytes=psutil.virtual_memory().available,
+    )
+
+
+def check(recipe: Recipe, runs: Path) -> Plan:
+    """The plan, if this machine can carry it out.
+
+    Raises `HostUnfit` that lists everything that is missing, `RecipeError` as `plan` does.
+    """
+    planned = plan(recipe, runs)
+    faults = [f"{problem}" for problem in check_host()]
+    if planned.memory_bytes > planned.memory_available_bytes:
+        faults.append(
+            f"the run takes about {planned.memory_bytes / GIB:.1f} GiB of memory, but "
+            f"{planned.memory_available_bytes / GIB:.1f} GiB are free; lower generators.count, "
+            "generators.engine.kv_tokens or environments.workers"
+        )
+    if recipe.generators.gpus or recipe.learner.gpus:
+        faults += _gpu_faults(recipe)
+    if faults:
+        raise HostUnfit("this machine can't run the recipe:\n  " + "\n  ".join(faults))
+    return planned
+
+
+def model_shape(model: ModelSettings) -> ModelShape:
+    """The shape of the model that a recipe names. Raises `RecipeError` if it is not there or not whole."""
+    if model.scratch is not None:
+        return _scratch_shape(model.scratch)
+    assert model.path is not None, "a recipe names one model"
+    return _shape_on_disk(model.path)
+
+
+def _scratch_shape(scratch: ScratchModel) -> ModelShape:
+    head = scratch.hidden // scratch.heads
+    attention = scratch.hidden * head * (2 * scratch.heads + 2 * scratch.kv_heads)
+    layer = attention + 3 * scratch.hidden * scratch.intermediate + 2 * scratch.hidden
+    return ModelShape(
+        parameters=scratch.layers * layer + 256 * scratch.hidden,
+        kv_values_per_token=2 * scratch.layers * scratch.kv_heads * head,
+    )
+
+
+def _shape_on_disk(path: Path) -> ModelShape:
+    from transformers import AutoConfig
+
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    weights = list(path.glob("*.safetensors"))
+    if missing or not weights:
+        lacks = ", ".join([*missing, *([] if weights else ["*.safetensors"])])
+        raise RecipeError(f"model.path = {path}: that folder has no {lacks}; give a folder in Hugging Face format")
+    config = AutoConfig.from_pretrained(path)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    stored = sum(file.stat().st_size for file in weights)
+    return ModelShape(
+        parameters=stored // 2,  # bf16 on disk, as most are; float32 errs on the safe side
+        kv_values_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head,
+    )
+
+
+def _gpu_faults(recipe: Recipe) -> list[str]:
+    import torch
+
+    wanted = recipe.generators.count * recipe.generators.gpus + recipe.learner.gpus
+    have = torch.cuda.device_count()
+    if wanted > have:
+        return [f"the recipe asks for {wanted:g} GPUs, but {have} can be used; lower generators.gpus or learner.gpus"]
+    return []

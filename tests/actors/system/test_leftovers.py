@@ -1,0 +1,119 @@
+"""However a run ends, nothing of it is left: no process, no folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actors.system.leftovers import make_session_folder, session_processes, sweep_leftovers
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 90.0
+
+
+@contextmanager
+def driver(ending: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
+    """A driver that has opened its stage, the folder of its Ray, and the processes of it."""
+    command = [sys.executable, "-m", "tests.actors.system.run_driver", ending]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise AssertionError(f"the driver did not come up:\n{process.communicate()[1]}")
+            said = json.loads(line)
+            folder, processes = Path(said["folder"]), [psutil.Process(pid) for pid in said["processes"]]
+            assert folder.is_dir()
+            assert any(part.name() == "raylet" for part in processes)
+            assert any(part.name().startswith("ray::Host") for part in processes)
+            yield process, folder, processes
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def still_there(processes: list[psutil.Process]) -> list[str]:
+    running = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process.name())
+        except psutil.NoSuchProcess:
+            continue
+    return running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "code", "message"),
+    [("return", 0, ""), ("twice", 0, ""), ("raise", 1, "the run failed"), ("fail to start", 1, "made of nothing")],
+)
+def test_a_run_that_ends_leaves_nothing_behind(ending: str, code: int, message: str) -> None:
+    with driver(ending) as (process, folder, processes):
+        _, complaints = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code, complaints
+        assert message in complaints
+        assert not folder.exists()
+        assert not list(folder.parent.glob(f"gr-{process.pid}-*"))
+        assert not still_there(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_leaves_nothing_behind(number: signal.Signals) -> None:
+    with driver("wait") as (process, folder, processes):
+        os.killpg(process.pid, number)  # as a terminal does: to the driver and all in its process group
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode != 0
+        assert not folder.exists()
+        assert not still_there(processes)
+
+
+@pytest.mark.slow
+def test_what_a_killed_driver_leaves_dies_and_is_swept_by_the_next() -> None:
+    with driver("wait") as (process, folder, processes):
+        alive = make_session_folder()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE_S)
+        gone, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
+        assert not still_there(left), "they are bound to the life of the driver"
+        assert folder.exists()
+        assert folder in sweep_leftovers()
+        assert not folder.exists()
+        assert alive.exists(), "the folder of a living owner is not touched"
+        alive.rmdir()
+
+
+def test_processes_of_a_session_are_known_by_its_mark(tmp_path: Path) -> None:
+    nap = [sys.executable, "-c", "import subprocess, sys; subprocess.run(['sleep', '60'])"]
+    with (
+        subprocess.Popen(nap, env={**os.environ, "GREENROOM_SESSION": str(tmp_path)}) as marked,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        try:
+            found = {process.pid for process in session_processes(tmp_path)}
+            assert marked.pid in found
+            assert other.pid not in found
+        finally:
+            for process in (*session_processes(tmp_path), psutil.Process(other.pid)):
+                process.kill()
+
+
+def test_paths_of_sockets_fit_into_their_limit() -> None:
+    folder = make_session_folder()
+    try:
+        longest = folder / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
+        assert len(str(longest)) + len("4194304") - len(str(os.getpid())) <= 107
+    finally:
+        folder.rmdir()

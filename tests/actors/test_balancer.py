@@ -1,0 +1,102 @@
+"""The balancer answers late instead of waiting, and its gate drains."""
+
+import asyncio
+
+from actors.balancer import BalancerActor
+from actors.messages import (
+    AcquireLease,
+    CloseGate,
+    DescribeBalancer,
+    JoinGenerator,
+    LeaveGenerator,
+    OpenGate,
+    ReleaseLease,
+)
+from actors.system.actor import ActorRef
+from policies.balancing import BalancerOptions, Capacity, Wish
+from policies.trajectory import WeightsVersion
+from tests.support.in_process_stage import InProcessStage
+
+BALANCER = ActorRef("balancer")
+
+
+def capacity(name: str = "g", incarnation: int = 0) -> Capacity:
+    return Capacity(generator=name, incarnation=incarnation, kv_tokens=128, block_tokens=32, max_sequence_tokens=128)
+
+
+def acquire(rollout: str, tokens: int = 64) -> AcquireLease:
+    return AcquireLease(wish=Wish(rollout=rollout, prompt_tokens=8, max_tokens=tokens))
+
+
+async def staged(stage: InProcessStage) -> None:
+    await stage.host("balancer", BalancerActor(options=BalancerOptions()))
+    await stage.port.ask(BALANCER, JoinGenerator(capacity=capacity()))
+
+
+async def test_a_queued_rollout_is_answered_when_a_lease_comes_back() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        first, second = [await stage.port.ask(BALANCER, acquire(name)) for name in ("a", "b")]
+        assert not first.queued and not second.queued
+        third = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("c")))
+        await asyncio.sleep(0.01)
+        assert not third.done()
+        stage.port.tell(BALANCER, ReleaseLease(rollout="a"))
+        granted = await asyncio.wait_for(third, 2)
+        assert granted.queued and granted.lease.rollout == "c"
+        status = await stage.port.ask(BALANCER, DescribeBalancer())
+        assert (status.granted_total, status.queued_total, status.peak_leases, status.waiting) == (3, 1, 2, 0)
+
+
+async def test_asking_again_gives_the_same_lease() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        one = await stage.port.ask(BALANCER, acquire("a"))
+        assert (await stage.port.ask(BALANCER, acquire("a"))).lease == one.lease
+
+
+async def test_a_rollout_that_fits_nowhere_is_refused_at_once() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        refused = await stage.port.ask(BALANCER, acquire("big", 129))
+        assert refused.lease is None and "may need 129 tokens" in refused.refusal
+
+
+async def test_closing_the_gate_waits_for_leases_and_grants_nothing() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        await stage.port.ask(BALANCER, acquire("a"))
+        closing = asyncio.ensure_future(stage.port.ask(BALANCER, CloseGate()))
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("b")))
+        await asyncio.sleep(0.01)
+        assert not closing.done() and not waiting.done(), "a free block is no reason to grant behind a closed gate"
+        stage.port.tell(BALANCER, ReleaseLease(rollout="a"))
+        await asyncio.wait_for(closing, 2)
+        assert not waiting.done()
+        await stage.port.ask(BALANCER, OpenGate(version=WeightsVersion(0, 1)))
+        assert (await asyncio.wait_for(waiting, 2)).lease.rollout == "b"
+
+
+async def test_leases_on_a_dead_generator_end_with_it() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        await stage.port.ask(BALANCER, acquire("a", 128))
+        await stage.port.ask(BALANCER, LeaveGenerator(generator="g"))
+        await asyncio.wait_for(stage.port.ask(BALANCER, CloseGate()), 2)
+        await stage.port.ask(BALANCER, OpenGate(version=WeightsVersion(0, 1)))
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("a", 128)))
+        await stage.port.ask(BALANCER, JoinGenerator(capacity=capacity(incarnation=1)))
+        assert (await asyncio.wait_for(waiting, 2)).lease.incarnation == 1
+
+
+async def test_a_rollout_that_gives_up_waiting_leaves_no_wish_behind() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        await stage.port.ask(BALANCER, acquire("a", 128))
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("b", 128)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        stage.port.tell(BALANCER, ReleaseLease(rollout="b"))
+        stage.port.tell(BALANCER, ReleaseLease(rollout="a"))
+        granted = await asyncio.wait_for(stage.port.ask(BALANCER, acquire("c", 128)), 2)
+        assert granted.lease.rollout == "c"

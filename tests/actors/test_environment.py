@@ -1,0 +1,117 @@
+"""The environment actor runs each call once, and what the sandbox broke again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.environment import RETRIES, EnvironmentActor, RecentResults
+from actors.messages import RunCall
+from actors.system.actor import ActorRef
+from env.interpreters import Interpreters
+from env.tool_call import Limits, ToolCall, ToolResult
+from tests.support.in_process_stage import InProcessStage
+
+ENVIRONMENT = ActorRef("environment")
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[InProcessStage]:
+    async with InProcessStage() as stage:
+        await stage.host("environment", EnvironmentActor(limits=Limits(), workers=2, run_id="tests-actor"))
+        yield stage
+
+
+def run(call_id: str, code: str) -> RunCall:
+    return RunCall(call=ToolCall(id=call_id, code=code), trajectory="t")
+
+
+UNIQUE = "import os; print(os.urandom(8).hex())"
+"""Never prints the same twice."""
+
+
+async def test_a_call_is_answered_with_its_result(stage: InProcessStage):
+    results = await asyncio.gather(*(stage.port.ask(ENVIRONMENT, run(f"c{n}", f"{n} * 2")) for n in range(5)))
+    assert [(answer.result.id, answer.result.stdout) for answer in results] == [
+        (f"c{n}", f"{2 * n}\n") for n in range(5)
+    ]
+
+
+async def test_a_call_asked_twice_runs_once(stage: InProcessStage):
+    first, second = await asyncio.gather(*(stage.port.ask(ENVIRONMENT, run("a", UNIQUE)) for _ in range(2)))
+    later = await stage.port.ask(ENVIRONMENT, run("a", UNIQUE))
+    other = await stage.port.ask(ENVIRONMENT, run("b", UNIQUE))
+    assert first == second == later
+    assert other.result.stdout != first.result.stdout
+
+
+async def test_who_gives_up_does_not_take_the_result_from_the_next_one(stage: InProcessStage):
+    code = "import time; time.sleep(0.3); " + UNIQUE
+    impatient = asyncio.create_task(stage.port.ask(ENVIRONMENT, run("a", code)))
+    await asyncio.sleep(0.1)
+    impatient.cancel()
+    patient = await stage.port.ask(ENVIRONMENT, run("a", code))
+    assert patient.result.status == "success" and patient.result.stdout
+
+
+class _Flaky:
+    """Stands before the real interpreters and makes the first runs of a call fail as a broken sandbox would."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.runs = failures, 0
+        self.run = Interpreters.run
+
+    async def __call__(self, pool: Interpreters, call: ToolCall) -> ToolResult:
+        self.runs += 1
+        if self.runs <= self.failures:
+            return ToolResult(id=call.id, status="sandbox_failure", reason="broken")
+        return await self.run(pool, call)
+
+
+@pytest.mark.parametrize(("failures", "status"), [(RETRIES, "success"), (RETRIES + 1, "sandbox_failure")])
+async def test_a_failure_of_the_sandbox_is_tried_again(
+    stage: InProcessStage, monkeypatch: pytest.MonkeyPatch, failures: int, status: str
+):
+    flaky = _Flaky(failures)
+    monkeypatch.setattr(Interpreters, "run", lambda pool, call: flaky(pool, call))
+    answer = await stage.port.ask(ENVIRONMENT, run("a", "1"))
+    assert (answer.result.status, flaky.runs) == (status, RETRIES + 1)
+    again = await stage.port.ask(ENVIRONMENT, run("a", "1"))  # not remembered as failed
+    assert again.result.status == "success"
+
+
+async def test_a_tool_error_is_not_tried_again(stage: InProcessStage, monkeypatch: pytest.MonkeyPatch):
+    flaky = _Flaky(0)
+    monkeypatch.setattr(Interpreters, "run", lambda pool, call: flaky(pool, call))
+    assert (await stage.port.ask(ENVIRONMENT, run("a", "1 / 0"))).result.status == "error"
+    assert flaky.runs == 1
+
+
+async def test_stopping_answers_what_runs():
+    stage = InProcessStage()
+    await stage.host("environment", EnvironmentActor(workers=1, run_id="tests-actor"))
+    asked = asyncio.create_task(stage.port.ask(ENVIRONMENT, run("a", "while True: pass")))
+    await asyncio.sleep(0.3)
+    await stage.actors["environment"].stop()
+    assert (await asked).result.status == "sandbox_failure"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60))
+def test_remembered_results_are_the_latest_within_both_bounds(kept: list[tuple[int, int]]):
+    recent = RecentResults(count=4, characters=100)
+    order: dict[str, ToolResult] = {}
+    for number, size in kept:
+        result = ToolResult(id=str(number), status="success", stdout="x" * size)
+        recent.keep(result)
+        order.pop(result.id, None)
+        order[result.id] = result
+    remembered = [key for key in order if recent.get(key) is not None]
+    assert remembered == list(order)[len(order) - len(remembered) :]
+    assert all(recent.get(key) == order[key] for key in remembered)
+    assert len(remembered) <= 4 and sum(len(order[key].stdout) for key in remembered) <= 100
+    if len(order) <= 4 and sum(size for _, size in kept) <= 100:
+        assert remembered == list(order)  # nothing is forgotten without need

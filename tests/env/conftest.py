@@ -1,0 +1,111 @@
+"""Real jails, and a look at the host before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from env import cgroups
+from env.interpreters import Interpreters
+from env.tool_call import Limits, ToolCall, ToolResult
+
+ROOM_S = 0.5
+"""How long after its limit a call may be answered, beyond the start of its jail."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a call must leave as it was."""
+
+    children: frozenset[int]
+    mounts: tuple[str, ...]
+    cgroups: frozenset[str]
+    descriptors: frozenset[str]
+    scratch: frozenset[str]
+
+
+def children_of_process(pid: int) -> frozenset[int]:
+    """Children of any of its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return frozenset(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def children_of_this_process() -> frozenset[int]:
+    return children_of_process(os.getpid())
+
+
+async def until[T](look: Callable[[], T]) -> T:
+    """What `look` gives once that is true; fails the test after ten seconds."""
+    for _ in range(1000):
+        if seen := look():
+            return seen
+        await asyncio.sleep(0.01)
+    raise AssertionError("did not happen in ten seconds")
+
+
+def look_at_host() -> Host:
+    hierarchy = cgroups.find_hierarchy()
+    owned = f"@{os.getpid()}-"
+    found = [
+        str(path)
+        for folder in (hierarchy.folders if hierarchy else ())
+        for path in (folder / cgroups.FOLDER).glob(f"*{owned}*/*")
+        if path.is_dir()
+    ]
+    return Host(
+        children=children_of_this_process(),
+        mounts=tuple(Path("/proc/self/mountinfo").read_text().splitlines()),
+        cgroups=frozenset(found),
+        descriptors=_open_descriptors(),
+        scratch=frozenset(name for name in os.listdir("/tmp") if "greenroom" in name),
+    )
+
+
+def _open_descriptors() -> frozenset[str]:
+    """All but the configurations and the runner, which are kept on purpose (a bounded number)."""
+    links = {name: Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")}
+    kept = ("/memfd:greenroom-config", "/memfd:greenroom-runner")
+    return frozenset(n for n, link in links.items() if link.is_symlink() and not os.readlink(link).startswith(kept))
+
+
+@contextmanager
+def host_left_as_it_was() -> Iterator[None]:
+    before = look_at_host()
+    yield
+    assert look_at_host() == before
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def interpreters() -> AsyncIterator[Interpreters]:
+    """One worker that has run a call, so that whatever is made once has been made. Shared: no call may soil it."""
+    pool = Interpreters(Limits(wall_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 20), workers=1, run_id="tests")
+    try:
+        assert (await pool.run(ToolCall(id="first", code="1"))).status == "success"
+        yield pool
+    finally:
+        await pool.close()
+
+
+class Program:
+    """Runs code with small limits."""
+
+    def __init__(self, interpreters: Interpreters) -> None:
+        self._interpreters = interpreters
+        self._count = 0
+
+    async def __call__(self, code: str, stdin: str = "", **limits: float) -> ToolResult:
+        self._count += 1
+        given = Limits.model_validate({"wall_seconds": 10.0, "memory_bytes": 128 << 20, **limits})
+        return await self._interpreters.run(ToolCall(id=f"call-{self._count}", code=code, input=stdin, limits=given))
+
+
+@pytest.fixture
+def run_code(interpreters: Interpreters) -> Program:
+    return Program(interpreters)

@@ -1,0 +1,121 @@
+"""Where cgroups are looked for, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from env import cgroups
+from env.tool_call import Limits
+
+REAL = cgroups.find_hierarchy()
+needs_cgroups = pytest.mark.skipif(REAL is None, reason="this host lets us make no cgroups")
+
+
+def _mountinfo(tmp_path: Path, *mounts: tuple[Path, str, str]) -> Path:
+    """A mountinfo file; a mount is (place, kind, options)."""
+    lines = [
+        f"30 20 0:{n} / {place} rw,relatime - {kind} {kind} rw,{options}"
+        for n, (place, kind, options) in enumerate(mounts)
+    ]
+    file = tmp_path / "mountinfo"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def _own(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "cgroup"
+    file.write_text(text)
+    return file
+
+
+def test_version_one_has_a_hierarchy_for_each_controller(tmp_path: Path):
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    mounts = _mountinfo(
+        tmp_path,
+        (tmp_path / "memory", "cgroup", "memory"),
+        (tmp_path / "pids", "cgroup", "pids"),
+        (tmp_path, "tmpfs", "x"),
+    )
+    found = cgroups.find_hierarchy(mounts, _own(tmp_path, "4:memory:/a\n3:pids:/a\n"))
+    assert found == cgroups.Hierarchy(1, tmp_path / "memory", tmp_path / "pids")
+
+
+def test_version_two_is_used_where_its_controllers_are_handed_on(tmp_path: Path):
+    """The root is a container's that holds processes, so that it can hand on nothing; the slice below does."""
+    root, slice_ = tmp_path / "unified", tmp_path / "unified" / "user.slice"
+    (slice_ / "session.scope").mkdir(parents=True)
+    (slice_ / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    (slice_ / cgroups.FOLDER).mkdir()
+    (slice_ / cgroups.FOLDER / "cgroup.subtree_control").write_text("memory pids\n")
+    (root / "cgroup.subtree_control").mkdir()  # can't be read or written, like one that gives EBUSY
+    mounts = _mountinfo(tmp_path, (root, "cgroup2", "nsdelegate"))
+    found = cgroups.find_hierarchy(mounts, _own(tmp_path, "0::/user.slice/session.scope\n"))
+    assert found == cgroups.Hierarchy(2, slice_, slice_)
+
+
+def test_a_host_without_controllers_has_none(tmp_path: Path):
+    (tmp_path / "unified").mkdir()
+    mounts = _mountinfo(tmp_path, (tmp_path / "unified", "cgroup2", "x"), (tmp_path / "gone", "cgroup", "memory"))
+    assert cgroups.find_hierarchy(mounts, _own(tmp_path, "0::/\n")) is None
+
+
+def _slot_folders(slot: cgroups.Slot) -> list[Path]:
+    return [folder for folder in slot._folders if folder.exists()]
+
+
+@needs_cgroups
+def test_a_slot_is_gone_after_close_with_whatever_ran_in_it():
+    assert REAL is not None
+    slot = cgroups.Slot(REAL, "tests", "close")
+    slot.prepare(Limits())
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        slot.enter_thread()
+        children.append(subprocess.Popen(["sleep", "30"]))
+        slot.add(children[0].pid)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert children[0].pid in slot.processes()
+    reaper = threading.Thread(target=children[0].wait)
+    reaper.start()
+    slot.close()
+    reaper.join(10)
+    assert children[0].returncode == -9
+    assert _slot_folders(slot) == []
+
+
+@needs_cgroups
+def test_sweeping_takes_what_a_dead_process_of_this_run_left_and_nothing_else():
+    assert REAL is not None
+    ours, dead = cgroups.Slot(REAL, "swept", "0"), f"swept@{2**22 + 1}-12345"
+    other = f"not-swept@{2**22 + 1}-12345"
+    places = [folder / cgroups.FOLDER for folder in REAL.folders]
+    try:
+        for place in places:
+            for owner in (dead, other):
+                (place / owner / "0").mkdir(parents=True)
+        assert cgroups.sweep("swept", REAL) == len(places)
+        assert not any((place / dead).exists() for place in places)
+        assert all((place / other / "0").exists() for place in places)
+        assert len(_slot_folders(ours)) == len(places)
+    finally:
+        for place in places:
+            for owner in (dead, other):
+                for folder in (place / owner / "0", place / owner):
+                    if folder.exists():
+                        folder.rmdir()
+        ours.close()
+
+
+def test_run_ids_of_any_kind_make_directory_names():
+    name = cgroups._owner_name("a/b@c d", os.getpid())
+    assert name.partition("@")[0] == "a_b_c_d" and "/" not in name

@@ -1,0 +1,61 @@
+"""Interpreters where they are made and used outside a test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from env.interpreters import Interpreters
+from env.tool_call import Limits, Status, ToolCall
+from tests.env.conftest import host_left_as_it_was, look_at_host, until
+
+
+async def _run_three() -> list[Status]:
+    pool = Interpreters(Limits(wall_seconds=0.5), workers=2)
+    try:
+        codes = ("print(1)", "while True: pass", "1 / 0")
+        results = await asyncio.gather(*(pool.run(ToolCall(id=code, code=code)) for code in codes))
+        return [result.status for result in results]
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_any_event_loop_will_do(factory: Callable[[], asyncio.AbstractEventLoop]):
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_run_three())  # what a kind of loop makes once
+    with host_left_as_it_was(), asyncio.Runner(loop_factory=factory) as runner:
+        assert runner.run(_run_three()) == ["success", "timeout", "error"]
+
+
+def test_an_event_loop_that_is_torn_down_takes_its_programs_with_it():
+    pools: list[Interpreters] = []
+
+    async def leave_one_running() -> None:
+        pools.append(Interpreters(Limits(), workers=1))
+        task = asyncio.create_task(pools[0].run(ToolCall(id="a", code="while True: pass")))
+        await until(lambda: look_at_host().children)
+        await asyncio.sleep(0.2)
+        assert not task.done()
+
+    asyncio.run(leave_one_running())
+    assert look_at_host().children == frozenset()
+    asyncio.run(pools[0].close())
+
+
+def test_no_workers_are_refused_with_the_number():
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        Interpreters(Limits(), workers=0)
+
+
+def test_looking_at_the_host_sees_a_child():
+    child = subprocess.Popen(["sleep", "5"])
+    try:
+        assert child.pid in look_at_host().children
+    finally:
+        child.kill()
+        child.wait()

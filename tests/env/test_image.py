@@ -1,0 +1,66 @@
+"""What the sandbox's Python consists of, and what is said when it does not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from env import image
+from env.image import Image, ImageIncomplete
+
+
+def _built(tmp_path: Path) -> Path:
+    """A folder that looks built: the real packages' metadata and the stamp, without the packages."""
+    folder = tmp_path / "built"
+    folder.mkdir()
+    for metadata in image.PROJECT.joinpath(".sandbox").glob("*.dist-info"):
+        shutil.copytree(metadata, folder / metadata.name)
+    (folder / "built-from").write_text(image.fingerprint())
+    return folder
+
+
+def test_requirements_are_pinned_and_name_what_programs_need():
+    pinned = image.pinned_packages()
+    assert {"numpy", "scipy", "sympy", "mpmath", "pandas", "networkx"} <= set(pinned)
+    assert all(version[0].isdigit() for version in pinned.values())
+
+
+def test_a_built_image_is_complete_and_is_not_built_again(tmp_path: Path):
+    built = Image(libraries=_built(tmp_path))
+    built.check()
+    assert image.build(built) is False
+
+
+def test_a_missing_folder_is_named_with_its_fix(tmp_path: Path):
+    with pytest.raises(ImageIncomplete, match=r"nowhere; run `make setup`"):
+        Image(libraries=tmp_path / "nowhere").check()
+
+
+def test_a_missing_package_is_named(tmp_path: Path):
+    folder = _built(tmp_path)
+    shutil.rmtree(next(folder.glob("sympy-*.dist-info")))
+    with pytest.raises(ImageIncomplete, match=r"lack sympy==\d"):
+        Image(libraries=folder).check()
+
+
+def test_other_requirements_make_it_out_of_date(tmp_path: Path):
+    folder = _built(tmp_path)
+    (folder / "built-from").write_text("another fingerprint")
+    with pytest.raises(ImageIncomplete, match="out of date"):
+        Image(libraries=folder).check()
+
+
+def test_a_missing_interpreter_is_named(tmp_path: Path):
+    with pytest.raises(ImageIncomplete, match="interpreter is not readable"):
+        Image(prefix=tmp_path, libraries=None).check()
+
+
+def test_installers_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("numpy==not-a-version\n")
+    monkeypatch.setattr(image, "REQUIREMENTS", requirements)
+    with pytest.raises(ImageIncomplete, match="not-a-version"):
+        image.build(Image(libraries=tmp_path / "libraries"))
+    assert list(tmp_path.iterdir()) == [requirements]

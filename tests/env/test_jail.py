@@ -1,0 +1,88 @@
+"""What nsjail is told."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from env.image import Image
+from env.interpreters import Interpreters
+from env.jail import inodes, jail_config, root_of
+from env.tool_call import Limits, ToolCall
+
+IMAGE = Image()
+
+
+def config(limits: Limits | None = None, *, cgroup: bool = True, staged_root: Path | None = Path("/s")) -> str:
+    return jail_config(IMAGE, limits or Limits(), staged_root=staged_root, cgroup=cgroup)
+
+
+def test_root_is_never_mapped_to_root(monkeypatch: pytest.MonkeyPatch):
+    for host_id, outside in ((0, "65534"), (1000, "1000")):
+        monkeypatch.setattr(os, "geteuid", lambda host_id=host_id: host_id)
+        monkeypatch.setattr(os, "getegid", lambda host_id=host_id: host_id)
+        ids = re.findall(r'inside_id: "(\d+)"\s+outside_id: "(\d+)"', config())
+        assert ids == [("65534", outside)] * 2
+
+
+@pytest.mark.parametrize(
+    "unsafe", ["keep_caps", "keep_env", "disable_no_new_privs", "disable_rl", "clone_newuser: false"]
+)
+def test_nothing_is_kept_that_nsjail_would_take_away(unsafe: str):
+    assert unsafe not in config()
+
+
+@pytest.mark.parametrize("namespace", ["net", "user", "ns", "pid", "ipc", "uts"])
+def test_every_namespace_is_new(namespace: str):
+    assert f"clone_new{namespace}: false" not in config()
+
+
+def test_nothing_but_the_scratch_directory_is_writable():
+    for staged_root in (None, Path("/s")):
+        text = config(staged_root=staged_root)
+        mounts = re.findall(r"mount \{(.*?)\n\}", text, re.DOTALL)
+        writable = [mount for mount in mounts if "rw: true" in mount]
+        assert len(writable) == 1 and 'dst: "/tmp"' in writable[0] and "size=" in writable[0]
+
+
+def test_the_root_holds_no_home_no_proc_and_no_shell():
+    targets = [bind.target for bind in root_of(IMAGE).binds] + [link for _, link in root_of(IMAGE).links]
+    for target in targets:
+        assert target.startswith(("/opt/", "/lib", "/usr/lib", "/dev/")), target
+
+
+def test_without_a_cgroup_resource_limits_stand_in():
+    limits = Limits(memory_bytes=200 << 20, processes=7)
+    bare, grouped = config(limits, cgroup=False), config(limits)
+    assert "rlimit_as: 456" in bare and "rlimit_nproc: 9" in bare
+    assert "rlimit_as: 456" not in grouped and "rlimit_nproc:" not in grouped
+
+
+def test_small_scratch_directories_still_hold_some_files():
+    assert inodes(Limits(scratch_bytes=4096)) == 64
+    assert inodes(Limits(scratch_bytes=1 << 40)) == 4096
+
+
+async def test_limits_are_what_the_program_sees():
+    code = """
+import os, resource
+for name in ("AS", "CORE", "FSIZE", "NOFILE", "STACK", "MEMLOCK", "MSGQUEUE", "RTPRIO"):
+    print(name, resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1])
+disk = os.statvfs("/tmp")
+print(disk.f_blocks * disk.f_frsize, disk.f_files)
+print(os.getuid(), os.getgid(), os.getgroups(), os.nice(0), os.uname().nodename)
+"""
+    pool = Interpreters(Limits(), workers=1)
+    try:
+        result = await pool.run(ToolCall(id="a", code=code))
+    finally:
+        await pool.close()
+    mib = 1 << 20
+    assert result.stdout == (
+        f"AS {(4 * 512 + 4096) * mib}\nCORE 0\nFSIZE {32 * mib}\nNOFILE 256\nSTACK {8 * mib}\n"
+        "MEMLOCK 0\nMSGQUEUE 0\nRTPRIO 0\n"
+        f"{16 * mib} 4096\n65534 65534 [] 0 sandbox\n"
+    ), result

