@@ -12,6 +12,8 @@ SHELL := /bin/bash
 RECIPE ?= recipes/quickstart.toml
 ARGS ?=
 export EXTRA FORCE
+# What set-up did not compile ahead is compiled once, not in each of a run's processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train test check format lock clean
 

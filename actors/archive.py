@@ -95,11 +95,15 @@ def _read_segment(path: Path) -> Iterator[Trajectory]:
         if zlib.crc32(payload) != checksum:
             if position + _FRAME.size + length >= len(data):
                 return
-            raise ArchiveCorrupt(f"{path}: the frame at byte {position} fails its checksum; restore the file from a copy")
+            raise ArchiveCorrupt(
+                f"{path}: the frame at byte {position} fails its checksum; restore the file from a copy"
+            )
         record = msgpack.unpackb(decompressor.decompress(payload))
         if header:
             if record["schema"] != SCHEMA_VERSION:
-                raise ArchiveCorrupt(f"{path} has schema {record['schema']}; this version reads schema {SCHEMA_VERSION}")
+                raise ArchiveCorrupt(
+                    f"{path} has schema {record['schema']}; this version reads schema {SCHEMA_VERSION}"
+                )
             header = False
         else:
             yield Trajectory.model_validate(record)

@@ -84,7 +84,9 @@ class DirectorActor(Actor):
             if request.name in self._done:
                 return self._done[request.name]
             options = request.options
-            await self._begin(BeginStage(optimiser=options.optimiser, objective=ObjectiveOptions(), total_steps=options.steps))
+            await self._begin(
+                BeginStage(optimiser=options.optimiser, objective=ObjectiveOptions(), total_steps=options.steps)
+            )
             stage = FineTuning(
                 self.port,
                 request,

@@ -66,7 +66,9 @@ class FineTuning:
         stream = ProblemStream(self._options.problems, run_seed=self._run_seed, held_out=False)
         posed = [stream.posed(index) for index in range(self._options.demonstrations)]
         scripts = [write_script(problem, self._options.habits, self._rng, tools=limits.tools) for problem in posed]
-        results = await asyncio.gather(*[self._results(script, f"{self._name}/{i}") for i, script in enumerate(scripts)])
+        results = await asyncio.gather(
+            *[self._results(script, f"{self._name}/{i}") for i, script in enumerate(scripts)]
+        )
         return [
             sequence_from_script(script, answers, self._chat, limits.tool_response_characters)
             for script, answers in zip(scripts, results, strict=True)

@@ -237,8 +237,6 @@ class DescribeArchive(Request[ArchiveStatus], tag="archive.describe"):
     """Flush, and say what is stored."""
 
 
-
-
 # --- director -----------------------------------------------------------------------------------
 
 

@@ -31,7 +31,9 @@ def load_chat_format(model: str, options: PromptOptions) -> ChatFormat:
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer in {model} has no chat template; add a chat_template.jinja to that folder")
     if tokenizer.eos_token is None:
-        raise ValueError(f"the tokenizer in {model} has no end-of-sequence token; set eos_token in tokenizer_config.json")
+        raise ValueError(
+            f"the tokenizer in {model} has no end-of-sequence token; set eos_token in tokenizer_config.json"
+        )
     return ChatFormat(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),

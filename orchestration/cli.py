@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from actors.system.actor import ActorError
+from actors.system.stage import ActorStartFailed
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -25,7 +27,9 @@ app.add_typer(bench, name="bench")
 console = Console(stderr=True)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting; repeatable.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting; repeatable.")
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs' folders are made.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 
@@ -35,7 +39,9 @@ def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would start, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say what would start, start nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
@@ -46,7 +52,14 @@ def train(
     if dry_run:
         _show_plan(planned, as_json)
         return
-    summary = _run_interruptibly(_train(loaded, Path(planned.folder)))
+    folder = Path(planned.folder)
+    try:
+        summary = _run_interruptibly(_train(loaded, folder))
+    except (ActorError, ActorStartFailed) as failure:
+        # The text ends with the traceback from the actor's process: the last line names the cause.
+        console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
+        console.print(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True)
+        raise SystemExit(1) from None
     if as_json:
         print(json.dumps(summary))
 
@@ -56,7 +69,6 @@ async def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
     from orchestration.progress import Progress, RunTable
     from orchestration.train import Training
 
-    folder.mkdir(parents=True, exist_ok=True)
     sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard"))
     with Progress() as progress:
         progress.note(f"run folder: {folder}")
@@ -80,7 +92,8 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     out.print(table)
     for stage in planned.stages:
         out.print(f"  {stage}")
-    out.print(f"memory: about {planned.memory_bytes / (1 << 30):.1f} GiB of {planned.memory_available_bytes / (1 << 30):.1f} GiB free")
+    takes, free = planned.memory_bytes / (1 << 30), planned.memory_available_bytes / (1 << 30)
+    out.print(f"memory: about {takes:.1f} GiB of {free:.1f} GiB free")
     out.print(f"run folder: {planned.folder}")
 
 
@@ -107,7 +120,9 @@ def bench_mailbox(
     if as_json:
         print(figures.model_dump_json())
         return
-    print(f"mailbox: {figures.mailbox_per_s:,.0f}/s   plain Ray: {figures.plain_per_s:,.0f}/s   ratio: {figures.ratio:.1f}")
+    print(
+        f"mailbox: {figures.mailbox_per_s:,.0f}/s  plain Ray: {figures.plain_per_s:,.0f}/s  ratio: {figures.ratio:.1f}"
+    )
 
 
 def _run_interruptibly(work: Any) -> Any:

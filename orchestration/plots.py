@@ -58,13 +58,24 @@ class Drawn(NamedTuple):
     missing: str = ""
 
 
+def positions(steps: Sequence[Record]) -> list[float]:
+    """Where each record stands on the axis of steps: at its step, counted on where a stage begins to count anew."""
+    found: list[float] = []
+    offset, last, stage = 0.0, 0.0, None
+    for record in steps:
+        step = figure(record, "step") or 0.0
+        if record.get("stage") != stage and stage is not None and step + offset <= last:
+            offset = last
+        stage, last = record.get("stage"), step + offset
+        found.append(last)
+    return found
+
+
 def stretches(steps: Sequence[Record]) -> list[Stretch]:
     """The stages of consecutive steps, in order, by optimiser step."""
     found: list[Stretch] = []
-    for record in steps:
-        step, stage = figure(record, "step"), str(record.get("stage", ""))
-        if step is None:
-            continue
+    for record, step in zip(steps, positions(steps), strict=True):
+        stage = str(record.get("stage", ""))
         if found and found[-1].stage == stage:
             found[-1] = found[-1]._replace(last=step)
         else:
@@ -189,7 +200,7 @@ def _lines(
         if log:  # a log axis has no place for zero
             values = [value if value is not None and value > 0 else None for value in values]
         chart.add_scatter(
-            x=column(records, "step"),
+            x=positions(records),
             y=values,
             name=label,
             mode="lines+markers" if len(records) <= 60 else "lines",
@@ -268,6 +279,7 @@ def _families(evaluations: Sequence[Record]) -> Drawn:
         )
     _style(chart)
     chart.update_layout(barmode="group", bargap=0.3, yaxis={"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25})
+    chart.update_layout(legend={"y": 1.02, "yanchor": "bottom"})  # long names of families slant into the space below
     return Drawn(title, caption, chart)
 
 
@@ -296,7 +308,7 @@ def _step_time(steps: Sequence[Record]) -> Drawn:
         key=lambda part: order.index(part) if part in order else len(order),
     )
     chart = _chart(steps, "optimiser step")
-    x = column(steps, "step")
+    x = positions(steps)
     spent = [0.0] * len(steps)
     for part in parts:
         label, colour = PARTS_OF_A_STEP.get(part, (part.replace("_", " "), RED))
@@ -311,7 +323,7 @@ def _step_time(steps: Sequence[Record]) -> Drawn:
     return Drawn(title, caption, chart)
 
 
-def _add_seconds(chart: go.Figure, x: Sequence[float | None], y: Sequence[float], label: str, colour: str) -> None:
+def _add_seconds(chart: go.Figure, x: Sequence[float], y: Sequence[float], label: str, colour: str) -> None:
     hover = f"{label}: %{{y:.2f}} s<extra></extra>"
     chart.add_bar(x=x, y=y, name=label, marker={"color": colour, "line": {"width": 0}}, hovertemplate=hover)
 
@@ -329,6 +341,8 @@ def _chart(records: Sequence[Record], what: str) -> go.Figure:
     marks = stretches(records)
     if marks:
         chart.update_xaxes(range=[marks[0].first - 0.7, marks[-1].last + 0.7])
+        if marks[-1].last - marks[0].first < 10:  # there are no half steps
+            chart.update_xaxes(dtick=1)
     for index, stretch in enumerate(marks):
         if index:
             boundary = (marks[index - 1].last + stretch.first) / 2

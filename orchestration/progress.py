@@ -60,7 +60,7 @@ def format_figure(name: str, value: Any) -> str:
         return str(value)
     if name.endswith(_SHARES):
         return f"{value:.1%}"
-    if name in _WHOLE or isinstance(value, int):
+    if name in _WHOLE or isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

@@ -226,8 +226,12 @@ def _facts(run: RunFolder) -> str:
     seconds = figure(summary, "wall_seconds")
     if seconds is not None:
         facts.append(("training time", format_seconds(seconds)))
-    for kind, label in (("fine_tune", "fine-tuning steps"), ("step", "optimiser steps"), ("evaluation", "evaluations")):
-        facts.append((label, f"{len(of_kind(run.records, kind)):,}"))
+    for label, found in (
+        ("fine-tuning steps", of_kind(run.records, "fine_tune")),
+        ("optimiser steps", steps),
+        ("evaluations", of_kind(run.records, "evaluation")),
+    ):
+        facts.append((label, f"{len(found):,}"))
     kept = [value for record in steps if (value := figure(record, "kept_rollouts")) is not None]
     if kept:
         facts.append(("trajectories trained on", f"{sum(kept):,.0f}"))

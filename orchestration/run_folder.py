@@ -1,4 +1,7 @@
-"""A run's folder: `recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `checkpoints/`, `logs/`, `report.html`."""
+"""A run's folder.
+
+`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `checkpoints/`, `logs/`, `report.html`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def _check_writable(folder: Path) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise RecipeError(f"the run's folder {folder} can't be written to ({error.strerror}); give another with --runs") from error
+        raise RecipeError(
+            f"the run's folder {folder} can't be written to ({error.strerror}); give another with --runs"
+        ) from error
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from actors.messages import (
     StageDone,
 )
 from actors.system.actor import ActorRef, Port
+from actors.system.message import Request
 from actors.system.ray_stage import RayStage
 from orchestration.cast import cast_for, enter
 from orchestration.metrics import MetricsSink, wilson_interval
@@ -63,6 +63,7 @@ class Training:
     def __init__(self, recipe: Recipe, folder: Path, progress: Progress, sink: MetricsSink) -> None:
         self._recipe, self._folder, self._progress, self._sink = recipe, folder, progress, sink
         self._started = time.monotonic()
+        self._taken = 0
         self._summary: dict[str, Any] = {
             "name": recipe.name,
             "seed": recipe.seed,
@@ -83,7 +84,10 @@ class Training:
             self._summary["finished"] = True
         except BaseException as error:
             interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            self._summary["reason"] = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+            cause = str(error).strip().splitlines()
+            self._summary["reason"] = (
+                "interrupted" if interrupted else f"{type(error).__name__}: {cause[0] if cause else ''}"
+            )
             raise
         finally:
             self._summary["wall_seconds"] = self._seconds()
@@ -104,7 +108,6 @@ class Training:
             try:
                 await self._stages(stage.port)
                 await self._describe(stage.port)
-                await asyncio.sleep(0)
             finally:
                 relay.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -144,16 +147,22 @@ class Training:
     def _limits(self, limits: LimitOptions) -> DialogueLimits:
         return DialogueLimits(**limits.model_dump(), tools=self._recipe.tools)
 
-    def _ask(self, port: Port, request: Any) -> Awaitable[StageDone]:
-        return port.ask(DIRECTOR, request, STAGE_DEADLINE_S)
+    async def _ask(self, port: Port, request: Request[StageDone]) -> StageDone:
+        done = await port.ask(DIRECTOR, request, STAGE_DEADLINE_S)
+        await self._catch_up(port)
+        return done
 
     async def _relay(self, port: Port) -> None:
         """Bring the director's reports to the metrics and the display, as they come."""
-        after = 0
         while True:
-            reports = await port.ask(DIRECTOR, NextReports(after=after), STATUS_DEADLINE_S)
-            after = reports.next
-            for report in reports.reports:
+            await self._catch_up(port, patience_s=5.0)
+
+    async def _catch_up(self, port: Port, patience_s: float = 0.0) -> None:
+        """Take in all reports that there are; if there are none, wait for one as long as `patience_s`."""
+        reports = await port.ask(DIRECTOR, NextReports(after=self._taken, patience_s=patience_s), STATUS_DEADLINE_S)
+        for number, report in enumerate(reports.reports, reports.next - len(reports.reports)):
+            if number >= self._taken:  # the relay and a catch-up may both have asked for it
+                self._taken = number + 1
                 self._take(report)
 
     def _take(self, report: Report) -> None:

@@ -152,7 +152,8 @@ class WorstCase:
             largest = max(self._budget(load.capacity) for load in self._loads.values())
             longest = max(load.capacity.max_sequence_tokens for load in self._loads.values())
             raise Unplaceable(
-                f"rollout {wish.rollout} may need {wish.max_tokens} tokens, but the largest generator can promise {largest} "
+                f"rollout {wish.rollout} may need {wish.max_tokens} tokens, "
+                f"but the largest generator can promise {largest} "
                 f"(sequences of at most {longest}); lower the stage's max_tokens or give generators more KV cache"
             )
         self._waiting[wish.rollout] = wish

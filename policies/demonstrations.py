@@ -21,7 +21,7 @@ from policies.tool_calls import CLOSE, OPEN, result_text
 
 PLANS = (" I compute it with code.</reason>\n", " Let me run it.</reason>\n")
 MENDS = (" That call failed. I mend it.</reason>\n", " An error. Once more.</reason>\n")
-READS = (" The code printed {answer}.</reason>\n", " The result is {answer}.</reason>\n")
+READS = (" That is the result.</reason>\n", " The code has printed it.</reason>\n")
 NO_TOOLS = " I work it out.</reason>\n"
 ANSWER = "<answer>\\boxed{{{answer}}}</answer>"
 BROKEN = ("print({expression}", "show({expression})")
@@ -61,7 +61,7 @@ def write_script(posed: Posed, habits: HabitOptions, rng: random.Random, *, tool
         programs.append(rng.choice(BROKEN).format(expression=expression))
         texts.append(rng.choice(MENDS))
     programs.append(f"print({expression})")
-    texts.append(rng.choice(READS).format(answer=evaluate(expression)) + closing)
+    texts.append(rng.choice(READS) + closing)
     return Script(posed.problem.question, expression, tuple(programs), tuple(texts))
 
 

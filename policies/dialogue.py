@@ -78,7 +78,8 @@ class Dialogue:
         prompt = chat.prompt(problem.question)
         if len(prompt) >= limits.max_tokens:
             raise ValueError(
-                f"problem {problem.id}: its prompt has {len(prompt)} tokens, but max_tokens is {limits.max_tokens}; raise it"
+                f"problem {problem.id}: its prompt has {len(prompt)} tokens, "
+                f"but max_tokens is {limits.max_tokens}; raise it"
             )
         self._append(Span(kind="prompt", ids=tokens.pack_ids(prompt)))
 

@@ -34,7 +34,10 @@ class ReinforcementOptions(Options):
     prompts: Annotated[int, Field(ge=1)] = 32
     """Problems per optimiser step."""
     group: Annotated[int, Field(ge=2)] = 16
-    """Rollouts of each problem that are learned from (the paper's G); `resampling.oversampling` times as many are sampled."""
+    """Rollouts of each problem that are learned from (the paper's G).
+
+    `resampling.oversampling` times as many are sampled.
+    """
     rewards: Literal["verdict", "shuffled"] = "verdict"
     """`shuffled` is a control experiment: the step's rewards are dealt out to its rollouts at random."""
     temperature: Annotated[float, Field(gt=0)] = 1.0

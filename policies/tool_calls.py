@@ -22,7 +22,7 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
         "type": "function",
         "function": {
             "name": PYTHON_TOOL,
-            "description": "Run a Python program and return what it writes. The value of a last expression is shown too.",
+            "description": "Run a Python program and return what it writes. The last expression's value is shown too.",
             "parameters": {
                 "type": "object",
                 "properties": {

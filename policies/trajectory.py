@@ -59,7 +59,8 @@ class Span(Record):
         if self.kind == "model":
             if len(self.logprobs) != len(self.ids):
                 raise ValueError(
-                    f"a model span of {tokens.count(self.ids)} tokens has {tokens.count(self.logprobs)} log-probabilities; "
+                    f"a model span of {tokens.count(self.ids)} tokens has "
+                    f"{tokens.count(self.logprobs)} log-probabilities; "
                     "give one for each token"
                 )
             if self.version is None:

@@ -147,9 +147,7 @@ def test_pinned_versions_satisfy_what_the_project_declares(extra: str, vllm: str
     for requirement in map(Requirement, declared):
         name = requirement.name.lower()
         assert name in pinned, f"{name} is declared but not pinned in requirements/{extra}.txt; run `make lock`"
-        assert requirement.specifier.contains(pinned[name], prereleases=True), (
-            f"{pinned[name]} is no {requirement}"
-        )
+        assert requirement.specifier.contains(pinned[name], prereleases=True), f"{pinned[name]} is no {requirement}"
 
 
 def test_this_environment_holds_the_pinned_versions() -> None:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+
 class VllmOptions(Options):
     """How vLLM is set up. Defaults suit a small model on a CPU."""
 
@@ -109,7 +110,8 @@ class VllmEngine:
         longest = min(self._capacity.max_sequence_tokens, self._capacity.kv_tokens)
         if len(request.ids) + request.max_tokens > longest:
             raise ValueError(
-                f"request {request.id}: {len(request.ids)} + {request.max_tokens} tokens exceed the engine's {longest}; "
+                f"request {request.id}: {len(request.ids)} + {request.max_tokens} tokens "
+                f"exceed the engine's {longest}; "
                 "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
             )
         assert request.id not in self._requests, f"request {request.id} is already in the engine"

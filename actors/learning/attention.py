@@ -87,14 +87,22 @@ class _Pad(torch.autograd.Function):
         return gradient.index_select(0, real), None, None
 
 
-def _as_block(states: Tensor, block: Block) -> Tensor:
-    """`[T, heads, d]` of a whole row -> `[N, heads, L, d]` of one block."""
-    rows = states[block.start : block.stop]
+def _as_blocks(states: Tensor, blocks: tuple[Block, ...]) -> list[Tensor]:
+    """`[T, heads, d]` of a whole row -> `[N, heads, L, d]` of each block.
+
+    By one split: the gradient of a slice would be as large as the row, for each block.
+    """
+    parts = states.split([block.stop - block.start for block in blocks])
+    return [_as_block(part, block) for part, block in zip(parts, blocks, strict=True)]
+
+
+def _as_block(rows: Tensor, block: Block) -> Tensor:
+    heads, width = rows.shape[1:]
     if block.padded is not None and block.real is not None:
         flat = _Pad.apply(rows.reshape(len(rows), -1), block.padded, block.real)
         assert isinstance(flat, Tensor)
         rows = flat
-    return rows.reshape(block.count, block.length, *states.shape[1:]).transpose(1, 2)
+    return rows.reshape(block.count, block.length, heads, width).transpose(1, 2)
 
 
 def _from_block(states: Tensor, block: Block) -> Tensor:
@@ -139,14 +147,10 @@ def packed_attention(
     if key.shape[1] != heads:
         # Grouped-query attention: CPU kernels want as many key heads as query heads.
         key, value = (states.repeat_interleave(heads // states.shape[1], dim=1) for states in (key, value))
+    parts = zip(*(_as_blocks(states, blocks) for states in (query, key, value)), blocks, strict=True)
     outputs = [
-        _from_block(
-            scaled_dot_product_attention(
-                _as_block(query, block), _as_block(key, block), _as_block(value, block), is_causal=True, scale=scaling
-            ),
-            block,
-        )
-        for block in blocks
+        _from_block(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling), block)
+        for q, k, v, block in parts
     ]
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[None], None
 

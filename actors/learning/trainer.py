@@ -45,7 +45,7 @@ class NonFiniteStep(ArithmeticError):
     """A loss or gradient was infinite or not a number; the weights are as they were before the step."""
 
 
-ROWS_PER_WORKER = 4
+ROWS_PER_WORKER = 8
 """So that workers end at about the same time, and a row's activations stay near the core that works on them."""
 SMALLEST_ROW_TOKENS = 1024
 """Shorter rows would cost more in calls than they gain."""
@@ -216,8 +216,8 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._optimiser.zero_grad(set_to_none=True)
             raise NonFiniteStep(
-                f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; "
-                "the weights were left as they are. Lower the learning rate, or look for values in the batch that are not finite"
+                f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; the weights were left as "
+                "they are. Lower the learning rate, or look for values in the batch that are not finite"
             )
         for group in self._optimiser.param_groups:
             group["lr"] = rate

@@ -2,7 +2,7 @@
 
 Invariants:
 - Ray's servers and what actors start carry the path of the session's folder in the environment variable
-  `GREENROOM_SESSION`; Ray's Python processes overwrite theirs (they set their titles), and are known by their parents;
+  `GREENROOM_SESSION`; Ray's Python processes overwrite theirs (they set their titles), but hold logs in it open;
 - a folder's name holds the pid and the start time of the process that owns it, so that a reused pid is not mistaken
   for a living owner;
 - paths of sockets in the folder stay below the 107 bytes that Linux allows.
@@ -36,13 +36,17 @@ def session_processes(folder: Path) -> list[psutil.Process]:
     """The processes of a session that run still, and their descendants; this one excepted."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(SESSION_VARIABLE) == str(folder):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.pid != os.getpid() and _belongs(process, folder):
                 found[process.pid] = process
                 found.update((child.pid, child) for child in process.children(recursive=True))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
     return _running(found.values())
+
+
+def _belongs(process: psutil.Process, folder: Path) -> bool:
+    if process.environ().get(SESSION_VARIABLE) == str(folder):
+        return True
+    return any(file.path.startswith(f"{folder}/") for file in process.open_files())
 
 
 def bury_session(folder: Path, processes: Iterable[psutil.Process] = (), patience_s: float = 1.0) -> None:

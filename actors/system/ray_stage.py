@@ -15,6 +15,7 @@ import atexit
 import importlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,10 +24,9 @@ from typing import Any, ClassVar, Self
 
 import ray
 from ray import exceptions as ray_errors
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
-from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cloudpickle import dumps as pickle_anything  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cloudpickle import loads as unpickle
 
@@ -56,18 +56,38 @@ _CONCURRENCY = 100_000
 """Calls that a host holds open: parked polls and frames, not work."""
 
 
+_AGENT_COMMAND = re.compile(r"^(--(?:dashboard|runtime_env)_agent_command=).*", re.DOTALL)
+_core: Any = importlib.import_module("ray._raylet")  # compiled, without types
+_AGENT_PORTS = (
+    _core.METRICS_AGENT_PORT_NAME,
+    _core.METRICS_EXPORT_PORT_NAME,
+    _core.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    _core.RUNTIME_ENV_AGENT_PORT_NAME,
+)
 _RAY_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the loopback is the node's address, for Ray's own processes too
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "150",  # 30 s are too few on a machine that is busy with something else
+    "RAY_prestart_worker_first_driver": "0",  # one process per actor, no spare ones
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without GPUs keeps CUDA_VISIBLE_DEVICES as it is
 }
 
 
 class _LeanNode(Node):
-    """A head node without the dashboard's server, which nobody would look at (120 MB and 3 s of start-up)."""
+    """A head node of two servers: gcs and raylet.
+
+    Ray's Python servers (dashboard, its agent, the agent for runtime environments, each some 100 MB and seconds of
+    import) serve what we don't use. A raylet whose agents are late to report their ports ends itself, after 15 s and
+    without a setting for it; so the ports are reported before it starts, as not in use.
+    """
 
     def start_api_server(self, **_: Any) -> None:  # type: ignore[override]
         return None
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        for port in _AGENT_PORTS:
+            _core.persist_port(self.get_session_dir_path(), self.node_id, port, -1)
+        super().start_raylet(*arguments, **options)
 
 
 class LocalRay:
@@ -88,7 +108,6 @@ class LocalRay:
         self.folder = make_session_folder()
         atexit.register(self.close)
         ray_constants.ENABLE_RAY_CLUSTER = False  # makes this machine's address 127.0.0.1
-        _require_token()
         params = RayParams(
             node_ip_address="127.0.0.1",
             num_cpus=self.cpus,
@@ -100,7 +119,8 @@ class LocalRay:
             no_monitor=True,
         )
         try:
-            with _environment({SESSION_VARIABLE: str(self.folder), **_RAY_VARIABLES}):
+            with _environment({SESSION_VARIABLE: str(self.folder), **_RAY_VARIABLES}), _lean_servers():
+                _require_token()
                 self._node = _LeanNode(
                     params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True
                 )
@@ -146,12 +166,33 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _lean_servers() -> Iterator[None]:
+    """How Ray starts its servers in the block.
+
+    Each has a process group of its own, since a signal to the driver's group must not end them before the driver has
+    closed in order. In the place of a raylet's agents, who would keep it alive by living, stand two `cat`, who end when
+    the raylet does, since their input ends then.
+    """
+    original = services.ConsolePopen
+
+    def start(command: list[str], **options: Any) -> Any:
+        lean = [_AGENT_COMMAND.sub(r"\1cat", argument) for argument in command]
+        return original(lean, process_group=0, **options)
+
+    services.ConsolePopen = start
+    try:
+        yield
+    finally:
+        services.ConsolePopen = original
+
+
 def _require_token() -> None:
     """Only who has this process's token may talk to its Ray: other users of the machine can't."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    Config.initialize("")  # Ray has read the environment when it was imported
-    AuthenticationTokenLoader.instance().reset_cache()
+    _core.Config.initialize("")  # Ray has read the environment when it was imported
+    _core.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _connect(address: str | None) -> None:

@@ -31,7 +31,9 @@ from policies.trajectory import Problem, WeightsVersion
 from tests.support.in_process_stage import InProcessStage
 
 VERSION = WeightsVersion(0, 5)
-CALL = f"<tool_call>\n{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': 'print(6*7)', 'input': ''}})}\n</tool_call>"
+CALL = (
+    f"<tool_call>\n{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': 'print(6*7)', 'input': ''}})}\n</tool_call>"
+)
 ANSWER = "</reason><answer>\\boxed{42}</answer>"
 
 
@@ -53,7 +55,9 @@ class ScriptedGenerator(Actor):
             return TurnSampled(finish="history_missing", version=VERSION)
         ids = tokens.pack_ids(self.chat.model_turn(self.words[request.turn]))
         self.histories[request.lease.rollout] = held[: 4 * request.known] + request.ids + ids
-        return TurnSampled(ids=ids, logprobs=tokens.pack_floats([-1.0] * tokens.count(ids)), finish="stop", version=VERSION)
+        return TurnSampled(
+            ids=ids, logprobs=tokens.pack_floats([-1.0] * tokens.count(ids)), finish="stop", version=VERSION
+        )
 
     @handles(ForgetRollout)
     async def on_forget(self, message: ForgetRollout) -> None:

@@ -172,6 +172,7 @@ def test_a_wide_table_is_not_cut_where_there_is_no_terminal() -> None:
         ("tokens_per_s", 10432.4, "10,432"),
         ("learner_loss", 0.00123456, "0.00123"),
         ("problems", 2048, "2,048"),
+        ("turns", 2048.0, "2,048"),
         ("reward_mean", None, "–"),
     ],
 )

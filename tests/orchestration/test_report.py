@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestration.metrics import JsonlMetrics, Record, wilson_interval
-from orchestration.plots import Drawn, draw_all, stretches
+from orchestration.plots import draw_all, stretches
 from orchestration.report import read_run, render, write_report
 
 FAMILIES = {"accuracy_sums": 0.5, "accuracy_word_problems": 0.25}
@@ -106,14 +106,17 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def by_title(records: list[Record]) -> dict[str, Drawn]:
-    return {drawn.title: drawn for drawn in draw_all(records)}
+def drawn(records: list[Record], title: str) -> Any:
+    """The figure of that title; plotly's figures get their attributes at run time, which type checkers can't see."""
+    found = {each.title: each.figure for each in draw_all(records)}[title]
+    assert found is not None, f"{title} was not drawn"
+    return found
 
 
 def test_a_whole_run_gives_every_figure_and_no_complaint(run_folder: Path) -> None:
     page = write_report(run_folder).read_text()
 
-    assert all(drawn.figure is not None for drawn in draw_all(read_run(run_folder).records))
+    assert all(each.figure is not None for each in draw_all(read_run(run_folder).records))
     assert page.count("Plotly.newPlot(") == len(draw_all([])) + page_library_mentions(page)
     text = Page(page).text
     assert "Not drawn" not in text
@@ -138,29 +141,31 @@ def test_the_page_loads_nothing_from_elsewhere(run_folder: Path) -> None:
 def test_stage_boundaries_lie_between_the_stages_steps(run_folder: Path) -> None:
     records = read_run(run_folder).records
     assert stretches([r for r in records if r["kind"] == "step"]) == [("rl-1", 1, 3), ("rl-2", 4, 6)]
-    figure = by_title(records)["Reward"].figure
-    assert figure is not None
+    figure = drawn(records, "Reward")
     assert [shape.x0 for shape in figure.layout.shapes] == [3.5]
     assert [note.text for note in figure.layout.annotations] == ["rl-1", "rl-2"]
 
 
+def test_stages_that_count_their_own_steps_follow_one_another() -> None:
+    own = [{"kind": "step", "stage": s, "step": i, "reward_mean": 0.5} for s in ("rl-1", "rl-2") for i in (1, 2, 3)]
+    assert stretches(own) == [("rl-1", 1, 3), ("rl-2", 4, 6)]
+    assert list(drawn(own, "Reward").data[0].x) == [1, 2, 3, 4, 5, 6]
+
+
 def test_the_parts_of_a_step_add_up_to_its_total(run_folder: Path) -> None:
-    figure = by_title(read_run(run_folder).records)["Time of a step"].figure
-    assert figure is not None
+    figure = drawn(read_run(run_folder).records, "Time of a step")
     assert {bar.name for bar in figure.data} == {"generation and tools", "learning", "weight sync", "other"}
     assert [sum(values) for values in zip(*(bar.y for bar in figure.data), strict=True)] == pytest.approx([8.0] * 6)
 
 
 def test_a_figure_that_is_null_leaves_a_gap(run_folder: Path) -> None:
-    figure = by_title(read_run(run_folder).records)["Engine against learner"].figure
-    assert figure is not None
+    figure = drawn(read_run(run_folder).records, "Engine against learner")
     kl = next(line for line in figure.data if line.name == "KL")
     assert list(kl.y) == [1e-4, None, 1e-4, 1e-4, 1e-4, 1e-4]
 
 
 def test_error_bars_are_the_recorded_intervals(run_folder: Path) -> None:
-    figure = by_title(read_run(run_folder).records)["Held-out accuracy"].figure
-    assert figure is not None
+    figure = drawn(read_run(run_folder).records, "Held-out accuracy")
     bars = figure.data[0]
     assert list(bars.x) == ["sft", "rl-1", "rl-2"]
     assert bars.y[0] - bars.error_y.arrayminus[0] == pytest.approx(wilson_interval(110, 256).low)
@@ -245,6 +250,5 @@ def test_examples_show_who_said_what(run_folder: Path) -> None:
 
 def test_evaluations_of_one_state_stand_side_by_side() -> None:
     records = [{"kind": "evaluation", "stage": "rl-1", "step": step, "accuracy": 0.5} for step in (10, 20, 20)]
-    figure = by_title(records)["Held-out accuracy"].figure
-    assert figure is not None
+    figure = drawn(records, "Held-out accuracy")
     assert len(set(figure.data[0].x)) == 3

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from policies.arithmetic import FAMILIES, HELD_OUT_PREFIXES, evaluate, make_problem
+from policies.arithmetic import FAMILIES, evaluate, is_held_out, make_problem
 from policies.curriculum import ProblemOptions, ProblemStream
 
 
@@ -18,7 +18,13 @@ def test_operands_are_held_out_or_not_as_a_whole(held_out: bool) -> None:
     for index in range(300):
         posed = make_problem(0, index, levels=(1, 2), held_out=held_out)
         assert numbers(posed.problem.question)
-        assert all((number[:2] in HELD_OUT_PREFIXES) == held_out for number in numbers(posed.problem.question))
+        assert all(is_held_out(int(number)) == held_out for number in numbers(posed.problem.question))
+
+
+def test_held_out_ranges_are_a_ninth_of_all_numbers_of_any_length() -> None:
+    for digits in (3, 4, 5):
+        numbers = range(10 ** (digits - 1), 10**digits)
+        assert sum(is_held_out(number) for number in numbers) * 9 == len(numbers)
 
 
 def test_a_position_always_holds_the_same_problem() -> None:

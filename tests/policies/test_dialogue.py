@@ -49,7 +49,9 @@ def test_results_of_calls_come_back_in_a_tool_span_before_the_next_turn(chat: Ch
     action = dialogue.next_action()
     assert isinstance(action, Execute)
     assert [ran.code for ran in action.calls] == ["print(1)", "print(2)"]
-    results = [ToolResult(id=ran.id, status="success", stdout=f"out-{index}\n") for index, ran in enumerate(action.calls)]
+    results = [
+        ToolResult(id=ran.id, status="success", stdout=f"out-{index}\n") for index, ran in enumerate(action.calls)
+    ]
     dialogue.executed(results)
     assert [span.kind for span in dialogue.spans] == ["prompt", "model", "tool"]
     shown = chat.decode(tokens.unpack_ids(dialogue.spans[-1].ids))
@@ -153,7 +155,9 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(chat: ChatForm
         begin(chat, max_tokens=5)
 
 
-@given(texts=st.lists(st.sampled_from(["thinking", call("1"), "<tool_call>?", "<answer>\\boxed{1}</answer>"]), max_size=6))
+@given(
+    texts=st.lists(st.sampled_from(["thinking", call("1"), "<tool_call>?", "<answer>\\boxed{1}</answer>"]), max_size=6)
+)
 def test_histories_only_grow_and_never_outgrow_the_limit(chat: ChatFormat, texts: list[str]) -> None:
     dialogue = begin(chat, max_tokens=260, tool_response_characters=40)
     history = dialogue.ids_from(0)

@@ -11,7 +11,9 @@ from policies.batch import sequence_from_trajectory
 from policies.trajectory import Problem, Span, Trajectory, Verdict, WeightsVersion
 
 PROMPT = Span(kind="prompt", ids=tokens.pack_ids([1, 2, 3]))
-MODEL = Span(kind="model", ids=tokens.pack_ids([4, 5]), logprobs=tokens.pack_floats([-0.5, -1.0]), version=WeightsVersion(0, 1))
+MODEL = Span(
+    kind="model", ids=tokens.pack_ids([4, 5]), logprobs=tokens.pack_floats([-0.5, -1.0]), version=WeightsVersion(0, 1)
+)
 TOOL = Span(kind="tool", ids=tokens.pack_ids([6]))
 
 
@@ -43,7 +45,9 @@ def test_packing_loses_nothing(ids: list[int], values: list[float]) -> None:
 
 def test_a_model_span_needs_a_log_probability_for_each_token() -> None:
     with pytest.raises(ValidationError, match="2 tokens has 1 log-probabilities"):
-        Span(kind="model", ids=tokens.pack_ids([1, 2]), logprobs=tokens.pack_floats([0.0]), version=WeightsVersion(0, 0))
+        Span(
+            kind="model", ids=tokens.pack_ids([1, 2]), logprobs=tokens.pack_floats([0.0]), version=WeightsVersion(0, 0)
+        )
 
 
 @pytest.mark.parametrize("kind", ["prompt", "tool"])

@@ -23,7 +23,16 @@ def test_thousands_separators_are_read(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("14400", "wrong"), ("145", "wrong"), ("-144", "wrong"), ("1,44", "unparsable"), ("14_4", "unparsable"), ("144%", "unparsable"), ("144.0001", "unparsable"), ("", "unparsable")],
+    [
+        ("14400", "wrong"),
+        ("145", "wrong"),
+        ("-144", "wrong"),
+        ("1,44", "unparsable"),
+        ("14_4", "unparsable"),
+        ("144%", "unparsable"),
+        ("144.0001", "unparsable"),
+        ("", "unparsable"),
+    ],
 )
 def test_there_is_no_tolerance(text: str, reason: str) -> None:
     verdict = verify_answer(answer(text), "144")

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -242,7 +243,8 @@ async def test_who_asks_an_actor_that_is_ending_is_told_so(pair: Pair) -> None:
     running = asyncio.ensure_future(pair.alice.ask(BOB, Hang()))
     await asyncio.sleep(0.01)
     await pair.bob.inbox.close()
-    for ask in (running, asyncio.ensure_future(pair.alice.ask(BOB, Say(text="late")))):
+    asks: list[asyncio.Future[Any]] = [running, asyncio.ensure_future(pair.alice.ask(BOB, Say(text="late")))]
+    for ask in asks:
         with pytest.raises(ActorLost, match="ending"):
             await asyncio.wait_for(ask, 10)
 

@@ -1,0 +1,223 @@
+"""Whole runs through the command line, on real Ray, real vLLM and real nsjail, cut to a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.archive import read_archive
+from orchestration.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+MINIATURE = [
+    "stages.sft.steps=3",
+    "stages.sft.batch=8",
+    "stages.sft.demonstrations=16",
+    "stages.rl-1.steps=1",
+    "stages.rl-1.prompts=2",
+    "stages.rl-1.group=4",
+    "stages.rl-2.steps=1",
+    "stages.rl-2.prompts=2",
+    "stages.rl-2.group=4",
+    "evaluation.count=4",
+    "generators.engine.kv_tokens=1024",
+]
+
+
+def command(runs: Path, *arguments: str, settings: list[str] = MINIATURE) -> list[str]:
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    recipe = str(ROOT / "recipes" / "quickstart.toml")
+    return [sys.executable, "-m", "orchestration.cli", "train", recipe, "--runs", str(runs), *overrides, *arguments]
+
+
+def greenroom(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | {"COLUMNS": "200"}
+    )
+
+
+def machine_state() -> tuple[set[str], int, set[str]]:
+    """Jails and actors that run, mounts, and cgroups of ours."""
+    names = {f"{process.pid} {process.name()}" for process in psutil.process_iter() if _is_ours(process)}
+    groups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/*greenroom*")}
+    return names, len(Path("/proc/self/mounts").read_text().splitlines()), groups
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return "nsjail" in process.name() or any(str(ROOT) in part or "ray::" in part for part in process.cmdline()[:2])
+    except psutil.Error:
+        return False
+
+
+def settled(before: tuple[set[str], int, set[str]]) -> tuple[set[str], int, set[str]]:
+    """What is there beyond `before`, once processes that were told to end have had five seconds."""
+    for _ in range(50):
+        after = machine_state()
+        more = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
+        if not (more[0] or more[2]):
+            break
+        time.sleep(0.1)
+    return more
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], tuple]:
+    runs = tmp_path_factory.mktemp("runs")
+    before = machine_state()
+    done = greenroom(*command(runs))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runs / "quickstart", done, settled(before)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_folder_and_nothing_else(run) -> None:
+    folder, _, more = run
+    assert {path.name for path in folder.iterdir()} >= {
+        "recipe.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "archive",
+        "checkpoints",
+        "report.html",
+        "logs",
+    }
+    assert more == (set(), 0, set())
+
+
+@pytest.mark.slow
+def test_the_summary_says_what_was_real_and_how_it_went(run) -> None:
+    summary = json.loads((run[0] / "summary.json").read_text())
+    assert (summary["engine"], summary["sandbox"], summary["finished"]) == ("vllm", "nsjail", True)
+    assert [stage["name"] for stage in summary["stages"]] == ["sft", "rl-1", "rl-2"]
+    for stage in summary["stages"]:
+        assert 0 <= stage["accuracy_low"] <= stage["accuracy"] <= stage["accuracy_high"] <= 1
+        assert stage["problems"] == 4 and stage["mean_response_tokens"] > 0
+    assert summary["wall_seconds"] > 0 and summary["peak_in_flight"] >= 1
+
+
+@pytest.mark.slow
+def test_every_rollout_is_in_the_archive_once(run) -> None:
+    trajectories = list(read_archive(run[0] / "archive"))
+    ids = [trajectory.id for trajectory in trajectories]
+    assert len(ids) == len(set(ids)) == 3 * 4 + 2 * 2 * 8
+    assert {trajectory.generator for trajectory in trajectories} == {"generator-0", "generator-1"}
+    versions = [span.version.step for t in trajectories for span in t.spans if span.version is not None]
+    assert min(versions) == 3, "nothing is sampled before the fine-tuned weights are everywhere"
+
+
+@pytest.mark.slow
+def test_metrics_tell_of_every_step(run) -> None:
+    kinds = [(record["kind"], record["stage"]) for record in read_metrics(run[0] / "metrics.jsonl")]
+    assert kinds.count(("fine_tune", "sft")) == 3
+    assert kinds.count(("step", "rl-1")) == kinds.count(("step", "rl-2")) == 1
+    assert [stage for kind, stage in kinds if kind == "evaluation"] == ["sft", "rl-1", "rl-2"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_a_model_that_transformers_loads(run) -> None:
+    folder = run[0] / "checkpoints" / "rl-2"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
+    before = machine_state()
+    process = subprocess.Popen(
+        command(tmp_path, settings=[*MINIATURE, "stages.sft.steps=100000"]),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "sft 2/" in line or "sft 3/" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=90)[0]
+    assert process.returncode == 130, rest
+    assert "interrupted" in rest
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    assert (summary["finished"], summary["reason"]) == (False, "interrupted")
+    assert settled(before) == (set(), 0, set())
+
+
+@pytest.mark.slow
+def test_a_failure_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Kill the learner in the middle: the run can't go on, says who was lost, and cleans up."""
+    before = machine_state()
+    process = subprocess.Popen(
+        command(tmp_path, settings=[*MINIATURE, "stages.sft.steps=100000"]),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "sft 2/" in line or "sft 3/" in line:
+            break
+    log = tmp_path / "quickstart" / "logs" / "learner.log"
+    learner = next(each for each in psutil.Process(process.pid).children(recursive=True) if _writes_to(each, log))
+    learner.kill()
+    rest = process.communicate(timeout=90)[0]
+    assert process.returncode == 1, rest
+    assert "learner" in rest
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    assert not summary["finished"] and "learner" in summary["reason"]
+    assert settled(before) == (set(), 0, set())
+
+
+def _writes_to(process: psutil.Process, log: Path) -> bool:
+    try:
+        return Path(f"/proc/{process.pid}/fd/1").resolve() == log.resolve()
+    except OSError:
+        return False
+
+
+def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path) -> None:
+    done = greenroom(*command(tmp_path, "--dry-run", "--json"))
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert {need["actor"] for need in plan["needs"]} >= {"generator", "environment", "rollout", "learner", "balancer"}
+    assert plan["memory_bytes"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["sede=1"], "unknown key 'sede'"),
+        (["rollouts.count=many"], "rollouts.count = 'many'"),
+        (["generators.engine.kv_tokens=100000000000"], "GiB of memory, but"),
+    ],
+)
+def test_what_can_not_run_is_refused_before_anything_starts(
+    tmp_path: Path, settings: list[str], complaint: str
+) -> None:
+    done = greenroom(*command(tmp_path, settings=settings))
+    assert done.returncode == 2
+    assert complaint in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    text = (ROOT / "recipes" / "quickstart.toml").read_text()
+    head, _, tail = text.partition("[model.scratch]")
+    recipe.write_text(head.replace('dtype = "float32"', 'path = "/no/such/model"', 1) + tail[tail.index("[prompt]") :])
+    done = greenroom(sys.executable, "-m", "orchestration.cli", "train", str(recipe), "--runs", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert "/no/such/model" in done.stderr and "config.json" in done.stderr
