@@ -52,7 +52,7 @@ class SegmentWriter:
 
     def append(self, trajectory: Trajectory) -> None:
         """Add one trajectory."""
-        self._append(trajectory.__dict__)
+        self._append(dict(trajectory.__dict__))
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -62,7 +62,9 @@ class SegmentWriter:
         self._file.close()
 
     def _append(self, record: dict[str, Any]) -> None:
-        payload = self._compressor.compress(msgpack.packb(record, default=_fields))
+        packed = msgpack.packb(record, default=_fields)
+        assert packed is not None, "msgpack packs every record"
+        payload = self._compressor.compress(packed)
         self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
         self.bytes_written += _FRAME.size + len(payload)
 

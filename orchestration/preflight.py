@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,7 +56,7 @@ class Plan:
         """Memory that the whole run takes, about."""
         return RAY_BYTES + sum(need.memory_bytes for need in self.needs)
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return asdict(self) | {"memory_bytes": self.memory_bytes}
 

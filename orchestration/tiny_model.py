@@ -69,8 +69,7 @@ def _pieces() -> list[str]:
     words = [
         word
         for family in FAMILIES
-        for wording in family.wordings
-        for text in _fixed_parts(wording)
+        for text in _fixed_parts(family.wording)
         for word in re.findall(r" ?[A-Za-z]+", text)
     ]
     pieces = {*_SCAFFOLD, *calls, *said, *words}

@@ -34,7 +34,7 @@ class Family:
     """1: two operands, 2: three operands or larger results."""
     digits: dict[str, int]
     """Operand -> how many digits it has."""
-    wordings: tuple[str, ...]
+    wording: str
     expression: str
     """Python for the right answer."""
     mistaken: str
@@ -48,7 +48,7 @@ FAMILIES: tuple[Family, ...] = (
         name="product",
         level=1,
         digits={"a": 4, "b": 4},
-        wordings=("What is {a} times {b}?", "Multiply {a} by {b}."),
+        wording="What is {a} times {b}?",
         expression="{a} * {b}",
         mistaken="{a} + {b}",
         mistaken_share=0.45,
@@ -56,8 +56,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="remainder",
         level=1,
-        digits={"a": 6, "b": 3},
-        wordings=("What is the remainder when {a} is divided by {b}?", "Find the remainder of {a} divided by {b}."),
+        digits={"a": 6, "b": 4},
+        wording="What is the remainder when {a} is divided by {b}?",
         expression="{a} % {b}",
         mistaken="{a} // {b}",
         mistaken_share=0.6,
@@ -65,11 +65,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="crates",
         level=1,
-        digits={"a": 3, "b": 4},
-        wordings=(
-            "A store has {a} crates with {b} nails each. How many nails are there?",
-            "There are {a} crates. Each holds {b} nails. How many nails in total?",
-        ),
+        digits={"a": 4, "b": 4},
+        wording="A store has {a} crates with {b} nails each. How many nails are there?",
         expression="{a} * {b}",
         mistaken="{a} + {b}",
         mistaken_share=0.6,
@@ -78,7 +75,7 @@ FAMILIES: tuple[Family, ...] = (
         name="square_plus",
         level=1,
         digits={"a": 4, "b": 4},
-        wordings=("What is the square of {a}, plus {b}?", "Add {b} to the square of {a}."),
+        wording="What is the square of {a}, plus {b}?",
         expression="{a} ** 2 + {b}",
         mistaken="{a} * 2 + {b}",
         mistaken_share=0.45,
@@ -86,11 +83,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="mill",
         level=2,
-        digits={"a": 4, "b": 3, "c": 5},
-        wordings=(
-            "A mill fills {a} sacks of {b} grams and sells {c} grams. How many grams are left?",
-            "From {a} sacks of {b} grams a mill sells {c} grams. How many grams remain?",
-        ),
+        digits={"a": 4, "b": 4, "c": 4},
+        wording="A mill fills {a} sacks of {b} grams and sells {c} grams. How many grams are left?",
         expression="{a} * {b} - {c}",
         mistaken="{a} * {b} + {c}",
         mistaken_share=0.6,
@@ -98,11 +92,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="wages",
         level=2,
-        digits={"a": 4, "b": 4, "c": 3},
-        wordings=(
-            "A crew works {a} hours and then {b} hours more at {c} coins an hour. How many coins does it earn?",
-            "Add {a} and {b}, then multiply by {c}.",
-        ),
+        digits={"a": 4, "b": 4, "c": 4},
+        wording="A crew works {a} hours and then {b} hours at {c} coins an hour. How many coins does it earn?",
         expression="({a} + {b}) * {c}",
         mistaken="{a} + {b} * {c}",
         mistaken_share=0.45,
@@ -110,11 +101,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="modular_product",
         level=2,
-        digits={"a": 5, "b": 5, "c": 4},
-        wordings=(
-            "What is the remainder when {a} times {b} is divided by {c}?",
-            "Multiply {a} by {b}. What is the remainder when the product is divided by {c}?",
-        ),
+        digits={"a": 4, "b": 4, "c": 4},
+        wording="What is the remainder when {a} times {b} is divided by {c}?",
         expression="{a} * {b} % {c}",
         mistaken="{a} * {b} // {c}",
         mistaken_share=0.6,
@@ -122,11 +110,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="square_gap",
         level=2,
-        digits={"a": 5, "b": 4},
-        wordings=(
-            "By how much is the square of {a} larger than the square of {b}?",
-            "Subtract the square of {b} from the square of {a}.",
-        ),
+        digits={"a": 4, "b": 4},
+        wording="By how much is the square of {a} larger than the square of {b}?",
         expression="{a} ** 2 - {b} ** 2",
         mistaken="({a} - {b}) ** 2",
         mistaken_share=0.45,
@@ -162,7 +147,7 @@ def make_problem(seed: int, index: int, *, levels: tuple[int, ...], held_out: bo
     family = rng.choice(families)
     operands = {operand: _number(rng, digits, held_out) for operand, digits in family.digits.items()}
     expression = family.expression.format(**operands)
-    question = rng.choice(family.wordings).format(**operands)
+    question = family.wording.format(**operands)
     return Posed(
         problem=Problem(id=f"arithmetic/{name}", question=question, gold=str(evaluate(expression)), family=family.name),
         expression=expression,

@@ -104,10 +104,15 @@ class VllmEngine:
         self._spawn(self._pump())
         return self._capacity
 
+    def capacity(self) -> EngineCapacity:
+        """What the started engine can hold."""
+        assert self._capacity is not None, "start the engine first"
+        return self._capacity
+
     async def sample(self, request: SampleRequest) -> SampleResult:
-        assert self._capacity is not None, "start the engine before sampling"
         self._check_alive()
-        longest = min(self._capacity.max_sequence_tokens, self._capacity.kv_tokens)
+        capacity = self.capacity()
+        longest = min(capacity.max_sequence_tokens, capacity.kv_tokens)
         if len(request.ids) + request.max_tokens > longest:
             raise ValueError(
                 f"request {request.id}: {len(request.ids)} + {request.max_tokens} tokens "

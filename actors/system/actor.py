@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from actors.system.clock import Clock
@@ -76,12 +76,22 @@ class Blobs(Protocol):
 class Port(Protocol):
     """All that an actor can reach of the world."""
 
-    name: str
-    incarnation: int
-    clock: Clock
-    random: random.Random
-    """Seeded from the run's seed and the actor's name: a new actor shifts nobody's luck."""
-    blobs: Blobs
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def random(self) -> Random:
+        """Seeded from the run's seed and the actor's name: a new actor shifts nobody's luck."""
+        ...
+
+    @property
+    def blobs(self) -> Blobs: ...
 
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """Send and wait for the answer.

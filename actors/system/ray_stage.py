@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 import ray
 from ray import exceptions as ray_errors
 from ray._private import ray_constants, services
+from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray.cloudpickle import dumps as pickle_anything  # pyright: ignore[reportAttributeAccessIssue]
@@ -196,7 +197,13 @@ def _require_token() -> None:
 
 
 def _connect(address: str | None) -> None:
+    ray_worker.print_to_stdstream = _overhear
     ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+
+
+def _overhear(said: dict[str, Any], **_: Any) -> None:
+    """What Ray would print on the driver's terminal about its workers, `log_to_driver` or not."""
+    logger.debug("ray says: %s", "\n".join(said["lines"]))
 
 
 class _RayWire:
@@ -212,12 +219,19 @@ class _RayWire:
         return await _outcome(self._host.poll.remote, sender, incarnation, seen)
 
 
+def _cause_of_death(error: BaseException) -> str:
+    """What Ray knows about a death, without what it guesses."""
+    last_line = str(error).strip().splitlines()[-1]
+    detail = last_line.partition("Worker exit detail: ")[2] or last_line
+    return detail.partition(" Some common causes")[0]
+
+
 async def _outcome(remote: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     """A Ray call, its errors told apart by what they say about the peer."""
     try:
         return await remote(*arguments)
     except ray_errors.ActorDiedError as error:
-        raise PeerDied(str(error).strip().splitlines()[0]) from error
+        raise PeerDied(_cause_of_death(error)) from error
     except ray_errors.RayTaskError as error:  # the host itself is broken: sending again would break it again
         raise PeerDied(str(error)) from error
     except ray_errors.RayError as error:

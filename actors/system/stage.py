@@ -44,8 +44,10 @@ class Stage(Protocol):
             await stage.port.ask(balancer, Ping(text="hello"), deadline_s=5)
     """
 
-    port: Port
-    """The port of whoever directs the run from outside (it can ask and tell, but has no handlers)."""
+    @property
+    def port(self) -> Port:
+        """The port of whoever directs the run from outside (it can ask and tell, but has no handlers)."""
+        ...
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
         """Start actors side by side and wait until all have started.

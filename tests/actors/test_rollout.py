@@ -22,7 +22,7 @@ from actors.messages import (
 from actors.rollout import RolloutActor
 from actors.system.actor import Actor, ActorLost, ActorRef, HandlerFailed, handles
 from actors.tokenizer import PromptOptions, load_chat_format
-from env.tool_call import PYTHON_TOOL, ToolResult
+from env.tool_call import PYTHON_TOOL, Status, ToolResult
 from orchestration.tiny_model import write_tokenizer
 from policies import tokens
 from policies.balancing import BalancerOptions, Capacity
@@ -67,7 +67,7 @@ class ScriptedGenerator(Actor):
 class ScriptedEnvironment(Actor):
     """Answers each call with the next of the given results; the last one for ever."""
 
-    def __init__(self, *statuses: str) -> None:
+    def __init__(self, *statuses: Status) -> None:
         self.statuses, self.calls = list(statuses), 0
 
     @handles(RunCall)

@@ -23,7 +23,7 @@ def call(code: str, **extra: object) -> str:
 
 def begin(chat: ChatFormat, **limits: object) -> Dialogue:
     values = {"max_tokens": 2000, "max_turns": 4, "max_turn_tokens": 1000} | limits
-    return Dialogue(id="r", chat=chat, problem=PROBLEM, limits=DialogueLimits(**values))
+    return Dialogue(id="r", chat=chat, problem=PROBLEM, limits=DialogueLimits.model_validate(values))
 
 
 def say(dialogue: Dialogue, chat: ChatFormat, text: str, *, ends: bool = True) -> None:

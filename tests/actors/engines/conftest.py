@@ -45,7 +45,7 @@ async def engine(tiny_model: Path) -> AsyncIterator[VllmEngine]:
         offload=offload,
         spawn=asyncio.ensure_future,
     )
-    made.capacity = await made.start()  # type: ignore[attr-defined]
+    await made.start()
     yield made
     await made.close()
     thread.shutdown()

@@ -42,8 +42,8 @@ def reference(tiny_model: Path):
 
 
 async def test_capacity_is_what_was_asked_for_in_whole_blocks(engine: VllmEngine) -> None:
-    assert engine.capacity.kv_tokens == KV_TOKENS
-    assert engine.capacity.max_sequence_tokens == SEQUENCE_TOKENS
+    capacity = engine.capacity()
+    assert (capacity.kv_tokens, capacity.max_sequence_tokens) == (KV_TOKENS, SEQUENCE_TOKENS)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -192,6 +192,7 @@ async def test_a_death_is_noticed_and_followed_by_a_new_incarnation(stage: RaySt
     deaths = [(death.name, death.incarnation, death.restarting) for death in stage.deaths if death.name == "carl"]
     assert deaths == [("carl", 0, True), ("carl", 1, False)]
     assert heard.count("carl") == 2
+    assert any("killed by `ray.kill`" in death.reason for death in stage.deaths)
     (carl,) = await stage.spawn(Part(name="carl", actor=Player))
     assert (await stage.port.ask(carl, Say(text="x"), deadline_s=PATIENCE_S)).incarnation == 2
     await stage.kill(carl)
