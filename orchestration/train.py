@@ -28,6 +28,7 @@ from actors.system.actor import ActorRef, Port
 from actors.system.message import Request
 from actors.system.ray_stage import RayStage
 from orchestration.cast import cast_for, enter
+from orchestration.examples import write_examples
 from orchestration.metrics import MetricsSink, wilson_interval
 from orchestration.progress import Progress
 from orchestration.recipe import Recipe
@@ -108,6 +109,7 @@ class Training:
             try:
                 await self._stages(stage.port)
                 await self._describe(stage.port)
+                write_examples(self._folder, model, recipe.prompt)
             finally:
                 relay.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

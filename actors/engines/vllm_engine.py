@@ -38,6 +38,12 @@ class VllmOptions(Options):
     block_tokens: int = 32
     """Tokens per KV block. vLLM's CPU attention wants multiples of 32."""
     prefix_caching: bool = True
+    least_step_seconds: float = 0.0
+    """Least time from one step to the next while less than half of `max_running` sequences run.
+
+    An engine that shares its cores with sandboxes would otherwise burn them on steps of a few sequences each, and so
+    keep back the very tool results that would make its batches larger. 0 where generators have cores of their own.
+    """
 
 
 class Offload(Protocol):
@@ -95,6 +101,7 @@ class VllmEngine:
         self._open.set()
         self._generated = 0
         self._busy_seconds = 0.0
+        self._last_step_ns = 0
         self._kv_share = 0.0
         self._capacity: EngineCapacity | None = None
         self._failure: str | None = None
@@ -178,8 +185,9 @@ class VllmEngine:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
+                await self._pace()
                 round_, self._next = self._next, _Round([], [])
-                start = self._clock.now_ns()
+                start = self._last_step_ns = self._clock.now_ns()
                 outputs = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
                 self._busy_seconds += seconds_since(self._clock, start)
                 self._deliver(outputs)
@@ -190,6 +198,13 @@ class VllmEngine:
                     running.future.set_exception(EngineFailed(self._failure))
             self._requests.clear()
             raise
+
+    async def _pace(self) -> None:
+        """Let requests gather before a step that few of them would share."""
+        if len(self._requests) < self._options.max_running / 2:
+            rest = self._options.least_step_seconds - seconds_since(self._clock, self._last_step_ns)
+            if rest > 0:
+                await self._clock.sleep(rest)
 
     def _deliver(self, outputs: list[Any]) -> None:
         for output in outputs:
