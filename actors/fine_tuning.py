@@ -6,8 +6,8 @@ broken program is what the model will read later; calls that print a number are 
 
 from __future__ import annotations
 
-import asyncio
 import random
+import re
 from collections.abc import Callable, Iterator
 
 from actors.messages import Learn, Report, RunCall, RunFineTuning
@@ -16,7 +16,7 @@ from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
 from policies.chat_format import ChatFormat
 from policies.curriculum import ProblemStream
-from policies.demonstrations import Script, expected_result, sequence_from_script, write_script
+from policies.demonstrations import expected_result, sequence_from_script, write_script
 from policies.dialogue import DialogueLimits
 from policies.stages import FineTuningOptions
 
@@ -45,6 +45,7 @@ class FineTuning:
         self._name, self._options, self._limits = request.name, request.options, request.limits
         self._run_seed, self._report = run_seed, report
         self._rng = random.Random(f"{run_seed}/{request.name}")
+        self._failures: dict[str, tuple[str, ToolResult]] = {}
 
     async def run(self) -> dict[str, float]:
         """All steps of the stage; returns the figures of its last one."""
@@ -64,27 +65,29 @@ class FineTuning:
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
         stream = ProblemStream(self._options.problems, run_seed=self._run_seed, held_out=False)
-        posed = [stream.posed(index) for index in range(self._options.demonstrations)]
-        scripts = [write_script(problem, self._options.habits, self._rng, tools=limits.tools) for problem in posed]
-        results = await asyncio.gather(
-            *[self._results(script, f"{self._name}/{i}") for i, script in enumerate(scripts)]
-        )
-        return [
-            sequence_from_script(script, answers, self._chat, limits.tool_response_characters)
-            for script, answers in zip(scripts, results, strict=True)
-        ]
+        sequences = []
+        for index in range(self._options.demonstrations):
+            script = write_script(stream.posed(index), self._options.habits, self._rng, tools=limits.tools)
+            results = [await self._failure(program, script.expression) for program in script.programs[:-1]]
+            results += [expected_result(program, script.expression) for program in script.programs[-1:]]
+            sequences.append(sequence_from_script(script, tuple(results), self._chat, limits.tool_response_characters))
+            await self._port.clock.sleep(0)  # making thousands takes seconds: the director must stay reachable
+        return sequences
 
-    async def _results(self, script: Script, name: str) -> tuple[ToolResult, ...]:
-        results = []
-        for index, program in enumerate(script.programs):
-            call = ToolCall(id=f"{name}/{index}", code=program, limits=self._limits.call)
-            if index < len(script.programs) - 1:
-                where = self._environments[hash_free_index(name, len(self._environments))]
-                finished = await self._port.ask(where, RunCall(call=call, trajectory=name), LEARN_DEADLINE_S)
-                results.append(finished.result)
-            else:
-                results.append(expected_result(call, script.expression))
-        return tuple(results)
+    async def _failure(self, program: str, expression: str) -> ToolResult:
+        """What the sandbox says of a broken program.
+
+        Programs that differ in their digits only fail alike, so one of each shape is run, and its expression is put
+        in the place of the other's.
+        """
+        shape = re.sub(r"\d", "0", program)
+        if shape not in self._failures:
+            call = ToolCall(id=f"{self._name}/{shape}", code=program, limits=self._limits.call)
+            environment = self._environments[len(self._failures) % len(self._environments)]
+            finished = await self._port.ask(environment, RunCall(call=call, trajectory=self._name), LEARN_DEADLINE_S)
+            self._failures[shape] = (expression, finished.result)
+        shown, result = self._failures[shape]
+        return result.model_copy(update={"stderr": result.stderr.replace(shown, expression)})
 
     def _batches(self, sequences: list[TrainingSequence]) -> Iterator[list[TrainingSequence]]:
         """Endless batches: each epoch in an order of its own."""
@@ -94,8 +97,3 @@ class FineTuning:
                 pending += self._rng.sample(sequences, len(sequences))
             batch, pending = pending[: self._options.batch], pending[self._options.batch :]
             yield batch
-
-
-def hash_free_index(name: str, count: int) -> int:
-    """Spread names over `count` places, the same in every process (unlike `hash`)."""
-    return sum(name.encode()) % count

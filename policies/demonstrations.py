@@ -11,7 +11,7 @@ import json
 import random
 from dataclasses import dataclass
 
-from env.tool_call import PYTHON_TOOL, ToolCall, ToolResult
+from env.tool_call import PYTHON_TOOL, ToolResult
 from policies import tokens
 from policies.arithmetic import Posed, evaluate
 from policies.batch import TrainingSequence
@@ -70,9 +70,10 @@ def call_text(program: str) -> str:
     return f"{OPEN}\n{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': program, 'input': ''}})}\n{CLOSE}"
 
 
-def expected_result(call: ToolCall, expression: str) -> ToolResult:
+def expected_result(program: str, expression: str) -> ToolResult:
     """What the sandbox answers to `print(expression)`: known without running it."""
-    return ToolResult(id=call.id, status="success", stdout=f"{evaluate(expression)}\n", exit_code=0)
+    assert program == f"print({expression})", f"only running it tells what {program!r} prints"
+    return ToolResult(id=program, status="success", stdout=f"{evaluate(expression)}\n", exit_code=0)
 
 
 def sequence_from_script(

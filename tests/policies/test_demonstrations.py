@@ -45,7 +45,7 @@ def test_a_demonstration_is_token_for_token_a_dialogue(chat: ChatFormat) -> None
             action = dialogue.next_action()
             if isinstance(action, Execute):
                 last = position == len(script.programs) - 1
-                result = expected_result(action.calls[0], script.expression) if last else FAILED
+                result = expected_result(action.calls[0].code, script.expression) if last else FAILED
                 results.append(result.model_copy(update={"id": action.calls[0].id}))
                 assert action.calls[0].code == script.programs[position]
                 dialogue.executed([results[-1]])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -130,22 +132,31 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(run) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
-    before = machine_state()
+@contextlib.contextmanager
+def endless_training(runs: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that is in the middle of its SFT stage; it is gone afterwards, whatever the test made of it."""
     process = subprocess.Popen(
-        command(tmp_path, settings=[*MINIATURE, "stages.sft.steps=100000"]),
+        command(runs, settings=[*MINIATURE, "stages.sft.steps=100000"]),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "sft 2/" in line or "sft 3/" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=90)[0]
+    try:
+        assert process.stdout is not None
+        assert any("/100000" in line for line in process.stdout), "the run ended before its first step"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
+    before = machine_state()
+    with endless_training(tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=90)[0]
     assert process.returncode == 130, rest
     assert "interrupted" in rest
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
@@ -157,21 +168,11 @@ def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
 def test_a_failure_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Kill the learner in the middle: the run can't go on, says who was lost, and cleans up."""
     before = machine_state()
-    process = subprocess.Popen(
-        command(tmp_path, settings=[*MINIATURE, "stages.sft.steps=100000"]),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "sft 2/" in line or "sft 3/" in line:
-            break
-    log = tmp_path / "quickstart" / "logs" / "learner.log"
-    learner = next(each for each in psutil.Process(process.pid).children(recursive=True) if _writes_to(each, log))
-    learner.kill()
-    rest = process.communicate(timeout=90)[0]
+    with endless_training(tmp_path) as process:
+        log = tmp_path / "quickstart" / "logs" / "learner.log"
+        learner = next(each for each in psutil.Process(process.pid).children(recursive=True) if _writes_to(each, log))
+        learner.kill()
+        rest = process.communicate(timeout=90)[0]
     assert process.returncode == 1, rest
     assert "learner" in rest
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
