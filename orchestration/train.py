@@ -85,10 +85,7 @@ class Training:
             self._summary["finished"] = True
         except BaseException as error:
             interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            cause = str(error).strip().splitlines()
-            self._summary["reason"] = (
-                "interrupted" if interrupted else f"{type(error).__name__}: {cause[0] if cause else ''}"
-            )
+            self._summary["reason"] = "interrupted" if interrupted else _cause(error)
             raise
         finally:
             self._summary["wall_seconds"] = self._seconds()
@@ -210,3 +207,10 @@ class Training:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, in a line: of a failure in an actor, also the last line of the traceback that came with it."""
+    lines = str(error).strip().splitlines() or [""]
+    first = f"{type(error).__name__}: {lines[0]}"
+    return first if len(lines) == 1 else f"{first}: {lines[-1].strip()}"
