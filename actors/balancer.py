@@ -24,7 +24,7 @@ from actors.messages import (
 )
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
-from policies.balancing import BalancerOptions, Lease, Load, Unplaceable, make_strategy
+from policies.balancing import BalancerOptions, Lease, Unplaceable, make_strategy
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ class BalancerActor(Actor):
         self._drained = asyncio.Event()
         self._drained.set()
         self._granted_total = self._queued_total = self._peak = 0
-        self._peaks: dict[str, Load] = {}
 
     async def start(self) -> None:
         self._strategy = make_strategy(self._options, epoch=self.port.incarnation)
@@ -109,7 +108,6 @@ class BalancerActor(Actor):
             granted_total=self._granted_total,
             queued_total=self._queued_total,
             peak_leases=self._peak,
-            peaks=tuple(self._peaks[name] for name in sorted(self._peaks)),
         )
 
     def _grant(self) -> None:
@@ -121,10 +119,6 @@ class BalancerActor(Actor):
             self._drained.clear()
             self._asked.pop(lease.rollout).set_result(LeaseGranted(lease=lease))
         self._peak = max(self._peak, len(self._leases))
-        for load in self._strategy.loads():
-            known = self._peaks.get(load.capacity.generator)
-            if known is None or load.promised > known.promised:
-                self._peaks[load.capacity.generator] = load
 
     def _end_leases(self, rollouts: tuple[str, ...]) -> None:
         for rollout in rollouts:

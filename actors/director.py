@@ -70,7 +70,7 @@ class DirectorActor(Actor):
         self._generators, self._environments, self._rollouts = generators, environments, rollouts
         self._checkpoints = checkpoints
         self._reports: list[Report] = []
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()
         self._stage_lock = asyncio.Lock()
         self._done: dict[str, StageDone] = {}
 
@@ -147,9 +147,11 @@ class DirectorActor(Actor):
 
     @handles(NextReports)
     async def on_next_reports(self, request: NextReports) -> Reports:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.patience_s), self._news:
-                await self._news.wait_for(lambda: len(self._reports) > request.after)
+        if len(self._reports) <= request.after:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(request.patience_s):
+                    await self._news.wait()
         return Reports(reports=tuple(self._reports[request.after :]), next=len(self._reports))
 
     async def _begin(self, request: BeginStage) -> None:
@@ -171,8 +173,4 @@ class DirectorActor(Actor):
 
     def _report(self, report: Report) -> None:
         self._reports.append(report)
-        self.port.start_task(self._announce())
-
-    async def _announce(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+        self._news.set()

@@ -1,7 +1,7 @@
 """The SFT stage: makes demonstrations, and has the learner imitate them.
 
-Calls that a demonstration makes to fail are really run in the sandbox, since what the interpreter says of a
-broken program is what the model will read later; calls that print a number are known without running them.
+Broken programs are run in the sandbox, one of each shape, since what the interpreter says of them is what the model
+will read later; what a program that prints a number prints is known without running it.
 """
 
 from __future__ import annotations

@@ -137,6 +137,7 @@ class GeneratorActor(Actor):
             turns_served=self._turns_served,
             generated_tokens=usage.generated_tokens,
             busy_seconds=usage.busy_seconds,
+            kv_token_seconds=usage.kv_token_seconds,
             version=self._version,
         )
 

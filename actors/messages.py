@@ -78,6 +78,8 @@ class GeneratorStatus(Message, tag="generator.status"):
     generated_tokens: int
     busy_seconds: float
     """Seconds in which the engine had work."""
+    kv_token_seconds: float
+    """As in `EngineUsage`."""
     version: WeightsVersion
 
 
@@ -147,8 +149,6 @@ class BalancerStatus(Message, tag="balancer.status"):
     """Of the leases granted, those that had to wait."""
     peak_leases: int
     """The most leases that were out at one time."""
-    peaks: tuple[Load, ...]
-    """Each generator's books at the time it had promised most."""
 
 
 class DescribeBalancer(Request[BalancerStatus], tag="balancer.describe"):
@@ -163,7 +163,7 @@ class RolloutFinished(Message, tag="rollout.finished"):
 
 
 class RunRollout(Request[RolloutFinished], tag="rollout.run"):
-    """Play one dialogue to its end and store it; asking again with the same id does not play it twice."""
+    """Play one dialogue to its end and store it; asking again while it is played gets the same answer."""
 
     id: str
     group: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 
-from actors.messages import DescribeBalancer, DescribeGenerator, Learn, Report, RunReinforcement
+from actors.messages import DescribeBalancer, DescribeGenerator, GeneratorStatus, Learn, Report, RunReinforcement
 from actors.sampling import Sampled, Sampler, rollout_figures
 from actors.system.actor import ActorRef, Port
 from actors.system.clock import seconds_since
@@ -63,7 +63,7 @@ class Reinforcement:
         clock, start = self._port.clock, self._port.clock.now_ns()
         problems = [self._stream.problem(self._cursor + index) for index in range(options.prompts)]
         self._cursor += options.prompts
-        before = await self._busy_seconds()
+        before = await self._statuses()
         sampled = await self._sampler.sample(
             problems,
             options.sampled,
@@ -117,17 +117,15 @@ class Reinforcement:
         await self._port.blobs.drop(blob)
         return {f"learner_{name}": value for name, value in learned.metrics.items()}
 
-    async def _busy_seconds(self) -> dict[str, float]:
-        return {
-            ref.name: (await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S)).busy_seconds
-            for ref in self._generators
-        }
+    async def _statuses(self) -> list[GeneratorStatus]:
+        return [await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S) for ref in self._generators]
 
-    async def _load_figures(self, before: dict[str, float], rollout_s: float) -> dict[str, float]:
-        """How busy the generators were, and how much KV the balancer had promised at the most."""
-        after = await self._busy_seconds()
+    async def _load_figures(self, before: list[GeneratorStatus], rollout_s: float) -> dict[str, float]:
+        """How busy the generators were, and how much of their KV cache was held on average, while rollouts ran."""
+        figures: dict[str, float] = {}
+        for then, now in zip(before, await self._statuses(), strict=True):
+            name, kv = now.capacity.generator, now.kv_token_seconds - then.kv_token_seconds
+            figures[f"busy_share_{name}"] = (now.busy_seconds - then.busy_seconds) / rollout_s
+            figures[f"kv_used_share_{name}"] = kv / (now.capacity.kv_tokens * rollout_s)
         status = await self._port.ask(self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)
-        figures = {f"busy_share_{name}": (after[name] - before[name]) / rollout_s for name in after}
-        for load in status.peaks:
-            figures[f"kv_used_share_{load.capacity.generator}"] = load.promised / load.capacity.kv_tokens
         return figures | {"peak_leases": float(status.peak_leases)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from policies.chat_format import ChatFormat
 from policies.options import Options
 
@@ -15,8 +13,6 @@ class PromptOptions(Options):
     """Whether the system and question prompts are used; small models trained from scratch get the bare question."""
     opening: str = "<reason>"
     """Put after the generation prompt; the model continues from it."""
-    template: Literal["model"] = "model"
-    """The model's own chat template."""
 
 
 def load_chat_format(model: str, options: PromptOptions) -> ChatFormat:

@@ -8,10 +8,11 @@ all that the model has to learn of numbers, is then learned several times sooner
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
 
 from orchestration.recipe import ModelSettings
 from policies.arithmetic import FAMILIES
@@ -81,10 +82,9 @@ def _fixed_parts(template: str) -> list[str]:
     return [text for text, *_ in string.Formatter().parse(template) if text]
 
 
-def write_tokenizer(folder: Path, max_tokens: int) -> int:
-    """Write the tokenizer and its chat template into `folder`; returns the number of tokens it has."""
+def write_tokenizer(folder: Path, max_tokens: int) -> PreTrainedTokenizerFast:
+    """Write the tokenizer and its chat template into `folder`, and return it."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     special = [PADDING, UNKNOWN, START_OF_TURN, END_OF_TURN]
     pairs = [f"{pair:02}" for pair in range(100)]
@@ -104,7 +104,7 @@ def write_tokenizer(folder: Path, max_tokens: int) -> int:
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
-    return len(fast)
+    return fast
 
 
 def write_scratch_model(model: ModelSettings, seed: int, folder: Path) -> Path:
@@ -115,7 +115,7 @@ def write_scratch_model(model: ModelSettings, seed: int, folder: Path) -> Path:
 
     scratch = model.scratch
     assert scratch is not None, "a recipe with a model on disk builds none"
-    vocabulary = write_tokenizer(folder, scratch.max_tokens)
+    tokenizer = write_tokenizer(folder, scratch.max_tokens)
     spec = ModelSpec(
         hidden_size=scratch.hidden,
         layers=scratch.layers,
@@ -126,15 +126,9 @@ def write_scratch_model(model: ModelSettings, seed: int, folder: Path) -> Path:
         initializer_range=scratch.initializer_range,
         dtype=model.dtype,
     )
-    ids = {text: index for index, text in token_strings(folder).items()}
-    built = build_model(spec, vocabulary=vocabulary, seed=seed, eos_id=ids[END_OF_TURN], pad_id=ids[PADDING])
+    built = build_model(
+        spec, vocabulary=len(tokenizer), seed=seed, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id
+    )
     disable_progress_bar()
     built.save_pretrained(folder)
     return folder
-
-
-def token_strings(folder: Path) -> dict[int, str]:
-    """Id -> text of every token that the tokenizer in `folder` has."""
-    stored = json.loads((folder / "tokenizer.json").read_text())
-    table = {index: token for token, index in stored["model"]["vocab"].items()}
-    return table | {token["id"]: token["content"] for token in stored["added_tokens"]}

@@ -68,6 +68,8 @@ class EngineUsage:
     kv_used_tokens: int
     generated_tokens: int
     busy_seconds: float
+    kv_token_seconds: float
+    """KV tokens held, times the seconds that they were held: differences give the mean use over a stretch of time."""
 
 
 class EngineFailed(RuntimeError):

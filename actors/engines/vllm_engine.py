@@ -102,7 +102,9 @@ class VllmEngine:
         self._generated = 0
         self._busy_seconds = 0.0
         self._last_step_ns = 0
-        self._kv_share = 0.0
+        self._kv_token_seconds = 0.0
+        self._kv_since_ns = 0
+        self._kv_share = self._kv_share_seen = 0.0
         self._capacity: EngineCapacity | None = None
         self._failure: str | None = None
 
@@ -156,16 +158,17 @@ class VllmEngine:
     async def update_weights(self, version: WeightsVersion, weights: Iterable[tuple[str, Any]]) -> None:
         self._check_alive()
         pairs = list(weights)
-        await self._offload(lambda: 0.0, lambda: self._load_weights(pairs))
-        self._version = version
+        await self._offload(lambda: 0.0, lambda: self._load_weights(version, pairs))
 
     def usage(self) -> EngineUsage:
         tokens = self._capacity.kv_tokens if self._capacity else 0
+        self._count_kv()
         return EngineUsage(
             running=len(self._requests),
             kv_used_tokens=round(self._kv_share * tokens),
             generated_tokens=self._generated,
             busy_seconds=self._busy_seconds,
+            kv_token_seconds=self._kv_token_seconds,
         )
 
     async def close(self) -> None:
@@ -190,6 +193,8 @@ class VllmEngine:
                 start = self._last_step_ns = self._clock.now_ns()
                 outputs = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
                 self._busy_seconds += seconds_since(self._clock, start)
+                self._count_kv()
+                self._kv_share = self._kv_share_seen
                 self._deliver(outputs)
         except EngineFailed as failure:
             self._failure = str(failure)
@@ -198,6 +203,13 @@ class VllmEngine:
                     running.future.set_exception(EngineFailed(self._failure))
             self._requests.clear()
             raise
+
+    def _count_kv(self) -> None:
+        """Book the KV held since it was last booked."""
+        tokens, now = self.capacity().kv_tokens, self._clock.now_ns()
+        if self._kv_since_ns:
+            self._kv_token_seconds += self._kv_share * tokens * (now - self._kv_since_ns) / 1e9
+        self._kv_since_ns = now
 
     async def _pace(self) -> None:
         """Let requests gather before a step that few of them would share."""
@@ -311,19 +323,20 @@ class VllmEngine:
                     ),
                 )
             outputs = self._llm.step() if self._llm.has_unfinished_requests() else []
-            self._kv_share = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
+            self._kv_share_seen = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
             return outputs
         except Exception as error:
             # The boundary to vLLM: whatever it raises, its state is unknown afterwards.
             log.exception("vLLM failed in a step")
             raise EngineFailed(f"vLLM failed in a step: {type(error).__name__}: {error}") from error
 
-    def _load_weights(self, pairs: list[tuple[str, Any]]) -> None:
+    def _load_weights(self, version: WeightsVersion, pairs: list[tuple[str, Any]]) -> None:
         names = {name: tensor for name, tensor in pairs}
         if self._llm.vllm_config.model_config.hf_config.tie_word_embeddings and _HEAD not in names:
             # vLLM keeps a packed copy of the head, and renews it only if the head is among what is loaded.
             names[_HEAD] = names[_EMBEDDING]
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(names.items())})
+        self._version = version  # on this thread: no step may see new weights under the old version's cache
 
     def _shut_down(self) -> None:
         self._llm.engine_core.shutdown()

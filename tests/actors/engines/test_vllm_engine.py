@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ async def test_an_aborted_request_answers_and_holds_nothing(engine: VllmEngine) 
     assert (await asyncio.wait_for(running, 5)).finish in {"aborted", "stop"}
     await engine.sample(request())
     assert engine.usage().running == 0 and engine.usage().kv_used_tokens == 0
+
+
+async def test_kv_use_is_booked_while_it_is_held(engine: VllmEngine) -> None:
+    before, start = engine.usage(), time.monotonic()
+    await asyncio.gather(*[engine.sample(request(seed=index, max_tokens=60)) for index in range(8)])
+    used, seconds = engine.usage().kv_token_seconds - before.kv_token_seconds, time.monotonic() - start
+    assert 0 < used <= KV_TOKENS * seconds
+    await asyncio.sleep(0.2)
+    assert engine.usage().kv_token_seconds - before.kv_token_seconds == pytest.approx(used), "nothing is held any more"
 
 
 async def test_pausing_is_not_stepping(engine: VllmEngine) -> None:
