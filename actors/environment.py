@@ -15,7 +15,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from actors.messages import CallFinished, RunCall
+from actors.messages import CallFinished, DescribeEnvironment, EnvironmentStatus, RunCall
 from actors.system.actor import Actor, handles
 from env.image import Image
 from env.interpreters import Interpreters
@@ -70,6 +70,7 @@ class EnvironmentActor(Actor):
         self._interpreters: Interpreters | None = None
         self._running: dict[str, asyncio.Task[ToolResult]] = {}
         self._stopping = False
+        self._calls_run = self._sandbox_failures = 0
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
     async def start(self) -> None:
@@ -95,6 +96,15 @@ class EnvironmentActor(Actor):
             result = await asyncio.shield(running)  # one who gives up does not take the result from the others
         return CallFinished(result=result)
 
+    @handles(DescribeEnvironment)
+    async def on_describe(self, _: DescribeEnvironment) -> EnvironmentStatus:
+        assert self._interpreters is not None, "messages arrive after start()"
+        return EnvironmentStatus(
+            sandbox=await self._interpreters.sandbox(),
+            calls_run=self._calls_run,
+            sandbox_failures=self._sandbox_failures,
+        )
+
     async def _run(self, call: ToolCall) -> ToolResult:
         assert self._interpreters is not None, "messages arrive after start()"
         try:
@@ -103,6 +113,8 @@ class EnvironmentActor(Actor):
                 if result.status != "sandbox_failure" or self._stopping:
                     break
                 result = await self._interpreters.run(call)
+            self._calls_run += 1
+            self._sandbox_failures += result.status == "sandbox_failure"
             if result.status != "sandbox_failure":  # the next one who asks may be luckier
                 self._recent.keep(result)
             return result

@@ -27,6 +27,18 @@ class RunCall(Request[CallFinished], tag="environment.run"):
     """The rollout that makes the call (sessions and affinity go by it)."""
 
 
+class EnvironmentStatus(Message, tag="environment.status"):
+    sandbox: str
+    """What keeps calls apart, such as `nsjail`."""
+    calls_run: int
+    sandbox_failures: int
+    """Of the calls, those that the sandbox failed even when they were tried again."""
+
+
+class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"):
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
 # --- generators ---------------------------------------------------------------------------------
 
 

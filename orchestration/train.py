@@ -16,6 +16,7 @@ from typing import Any
 from actors.messages import (
     DescribeArchive,
     DescribeBalancer,
+    DescribeEnvironment,
     DescribeGenerator,
     NextReports,
     Report,
@@ -69,7 +70,7 @@ class Training:
             "name": recipe.name,
             "seed": recipe.seed,
             "engine": None,
-            "sandbox": "nsjail",
+            "sandbox": None,
             "wall_seconds": 0.0,
             "finished": False,
             "reason": "",
@@ -187,11 +188,18 @@ class Training:
             await port.ask(ActorRef(f"generator-{index}"), DescribeGenerator(), STATUS_DEADLINE_S)
             for index in range(self._recipe.generators.count)
         ]
+        environments = [
+            await port.ask(ActorRef(f"environment-{index}"), DescribeEnvironment(), STATUS_DEADLINE_S)
+            for index in range(self._recipe.environments.count)
+        ]
         turns = sum(status.turns_served for status in statuses) or 1
         balancer = await port.ask(ActorRef("balancer"), DescribeBalancer(), STATUS_DEADLINE_S)
         archive = await port.ask(ActorRef("archive"), DescribeArchive(), STATUS_DEADLINE_S)
         self._summary |= {
             "engine": statuses[0].engine,
+            "sandbox": environments[0].sandbox,
+            "tool_calls": sum(status.calls_run for status in environments),
+            "sandbox_failures": sum(status.sandbox_failures for status in environments),
             "generators": {
                 status.capacity.generator: {
                     "turns": status.turns_served,

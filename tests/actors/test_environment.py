@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.environment import RETRIES, EnvironmentActor, RecentResults
-from actors.messages import RunCall
+from actors.messages import DescribeEnvironment, RunCall
 from actors.system.actor import ActorRef
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -115,3 +115,12 @@ def test_remembered_results_are_the_latest_within_both_bounds(kept: list[tuple[i
     assert len(remembered) <= 4 and sum(len(order[key].stdout) for key in remembered) <= 100
     if len(order) <= 4 and sum(size for _, size in kept) <= 100:
         assert remembered == list(order)  # nothing is forgotten without need
+
+
+async def test_the_status_counts_calls_and_names_the_sandbox() -> None:
+    async with InProcessStage() as stage:
+        environment = await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=5), workers=1))
+        for name in ("one", "two", "two"):
+            await stage.port.ask(environment, RunCall(call=ToolCall(id=name, code="1 + 1"), trajectory="t"), 30)
+        status = await stage.port.ask(environment, DescribeEnvironment(), 30)
+        assert (status.sandbox, status.calls_run, status.sandbox_failures) == ("nsjail", 2, 0)

@@ -104,6 +104,7 @@ def test_the_summary_says_what_was_real_and_how_it_went(run) -> None:
     for stage in summary["stages"]:
         assert 0 <= stage["accuracy_low"] <= stage["accuracy"] <= stage["accuracy_high"] <= 1
         assert stage["problems"] == 4 and stage["mean_response_tokens"] > 0
+    assert summary["tool_calls"] > 0 and summary["sandbox_failures"] == 0
     assert summary["wall_seconds"] > 0 and summary["peak_in_flight"] >= 1
 
 
