@@ -1,14 +1,25 @@
-"""One Ray for the whole session: starting one takes longer than most tests."""
+"""One Ray for the whole session: starting one takes longer than most tests.
+
+Ray's own processes are children of this one. The tests of `env` look at (and kill) every child of this process, so they
+come first, while there is none but theirs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from actors.system.ray_stage import LocalRay, RayStage
+
+_ENV = Path(__file__).parent / "env"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.is_relative_to(_ENV))  # a stable sort: the order is otherwise kept
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,12 @@ def children_of_this_process() -> frozenset[int]:
     return children_of_process(os.getpid())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_other_children() -> None:
+    """What these tests see of children, and kill, must be their own (see tests/conftest.py)."""
+    assert children_of_this_process() == frozenset(), "run the tests of env before what keeps processes, such as Ray"
+
+
 async def until[T](look: Callable[[], T]) -> T:
     """What `look` gives once that is true; fails the test after ten seconds."""
     for _ in range(1000):
