@@ -135,17 +135,24 @@ def build(image: Image) -> bool:
 
 def _install(target: Path) -> None:
     """With uv if it is there (much faster), else with pip; the machine's own index settings apply."""
-    arguments = ["install", "--no-deps", "--target", str(target), "-r", str(REQUIREMENTS)]
-    has_uv_module = subprocess.run([sys.executable, "-c", "import uv"], capture_output=True).returncode == 0
-    if shutil.which("uv"):
-        command = ["uv", "pip", *arguments, "--quiet", "--python", sys.executable]
-    elif has_uv_module:
-        command = [sys.executable, "-m", "uv", "pip", *arguments, "--quiet", "--python", sys.executable]
+    arguments = ["install", "--no-deps", "--target", str(target), "-r", str(REQUIREMENTS), "--quiet"]
+    uv = _uv()
+    if uv is not None:
+        command = [uv, "pip", *arguments, "--python", sys.executable]
     else:
-        command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--only-binary", ":all:"]
+        command = [sys.executable, "-m", "pip", *arguments, "--only-binary", ":all:"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise ImageIncomplete(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+
+
+def _uv() -> str | None:
+    """A uv that runs: the one that set-up made, or this machine's (a version manager's shim may run nothing)."""
+    for candidate in (str(PROJECT / ".setup" / "uv" / "bin" / "uv"), shutil.which("uv")):
+        if candidate and Path(candidate).exists():
+            if subprocess.run([candidate, "--version"], capture_output=True).returncode == 0:
+                return candidate
+    return None
 
 
 def _compile_standard_library(image: Image) -> None:

