@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.learning.model import score_row
-from actors.learning.optimiser import build_optimiser, learning_rate
+from actors.learning.optimiser import StageOptimiser, rate_share
 from policies.batch import TrainingSequence
 from policies.objectives import (
     Diagnostics,
@@ -99,7 +99,7 @@ class Trainer:
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
         self._stage = (optimiser, objective, total_steps, temperature)
-        self._optimiser = build_optimiser(self.model, optimiser)
+        self._optimiser = StageOptimiser(self.model, optimiser)
         self.steps = 0
 
     def step(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -127,12 +127,12 @@ class Trainer:
             for index, sequence in enumerate(sequences)
             if counts[index] and (kind == "fine_tune" or sequence.advantage != 0)
         ]
-        rate = learning_rate(self.steps, optimiser, total_steps)
+        share = rate_share(self.steps, optimiser, total_steps)
         metrics = {
             "sequences": float(len(sequences)),
             "tokens": float(sum(sequence.length for sequence in sequences)),
             "learned_tokens": float(sum(counts)),
-            "learning_rate": rate,
+            "learning_rate": optimiser.learning_rate * share,
             "skipped": float(not moving),
         }
         if not moving:
@@ -145,7 +145,7 @@ class Trainer:
         run = sum(len(row.targets) for row in rows)
         metrics |= {"loss": sums.loss, "entropy": sums.entropy / run, "micro_batches": float(len(rows))}
         metrics |= sums.diagnostics.metrics()
-        metrics["gradient_norm"] = self._update(optimiser.gradient_clip, rate, sums.loss)
+        metrics["gradient_norm"] = self._update(optimiser.gradient_clip, share, sums.loss)
         self.steps += 1
         return metrics
 
@@ -159,7 +159,7 @@ class Trainer:
 
     def _accumulate(self, rows: list[PackedRow], job: _Job) -> _Sums:
         """Forward and backward over all rows; leaves the step's gradient in the parameters."""
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.zero_grad()
         if self._workers == 1 or len(rows) == 1:
             sums = _Sums()
             for row in rows:
@@ -210,19 +210,17 @@ class Trainer:
         loss = weighted_sum(losses, weights)
         return loss, _Sums(float(loss.detach()), float(scores.entropies.sum()), diagnostics)
 
-    def _update(self, gradient_clip: float, rate: float, loss: float) -> float:
+    def _update(self, gradient_clip: float, share: float, loss: float) -> float:
         """Clip the accumulated gradient, apply it, and return its norm before the clip."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._optimiser.zero_grad(set_to_none=True)
+            self._optimiser.zero_grad()
             raise NonFiniteStep(
                 f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; the weights were left as "
                 "they are. Lower the learning rate, or look for values in the batch that are not finite"
             )
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.step(share)
+        self._optimiser.zero_grad()
         return norm
 
     def _validate(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> None:

@@ -26,9 +26,9 @@ def gradients(made: Trainer, kind, sequences) -> dict[str, torch.Tensor]:
     optimiser = made._optimiser
     apply = optimiser.step
 
-    def catch() -> None:
+    def catch(share: float) -> None:
         caught.update({n: p.grad.clone() for n, p in made.model.named_parameters() if p.grad is not None})
-        apply()
+        apply(share)
 
     optimiser.step = catch  # type: ignore[method-assign]
     made.step(kind, sequences)
