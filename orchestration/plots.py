@@ -122,7 +122,7 @@ def draw_all(records: Sequence[Record]) -> list[Drawn]:
         ),
         _by_generator(
             "KV cache in use",
-            "Share of each generator's KV cache that was in use, at its peak within the step.",
+            "Share of each generator's KV cache that was in use, on average over the rollouts of the step.",
             steps,
             "kv_used_share_",
             percent=True,
