@@ -20,8 +20,12 @@ class EventDriven:
 
     def __init__(self, limits: BatchingLimits, seed: int = 0) -> None:
         self.core, self._rng = ContinuousBatching(limits), random.Random(seed)
-        self.add, self.abort = self.core.add, self.core.abort
-        self.stretches = 0
+
+    def add(self, turn: Turn) -> None:
+        self.core.add(turn)
+
+    def abort(self, request_id: str) -> None:
+        self.core.abort(request_id)
 
     def step(self, most: int) -> tuple[int, StepRecord]:
         work = self.core.begin()
@@ -30,7 +34,6 @@ class EventDriven:
         if self._rng.random() < 0.3:
             steps = self._rng.randint(1, steps)
         finished = self.core.end(steps)
-        self.stretches += 1
         return steps, StepRecord(
             running=self.core.running,
             waiting=self.core.waiting,
