@@ -23,7 +23,8 @@ def some_work(rng: random.Random) -> list[StepWork]:
 def test_exact_times_give_their_coefficients_back(seed: int, sizes: list[float], missing: int) -> None:
     rng = random.Random(seed)
     units = (5e-3, 1e-4, 1e-7, 2e-5, 1e-8)
-    values = [0.0 if index == missing else size * unit for index, (size, unit) in enumerate(zip(sizes, units, strict=True))]
+    pairs = zip(sizes, units, strict=True)
+    values = [0.0 if index == missing else size * unit for index, (size, unit) in enumerate(pairs)]
     true = StepCost(**dict(zip(COEFFICIENTS, values, strict=True)))
     works = [some_work(rng) for _ in range(40)]
     times = [sum(true.seconds(each) for each in work) for work in works]
