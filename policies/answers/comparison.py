@@ -12,6 +12,7 @@ decided by `policies.verification` without this module, whose import takes about
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -19,18 +20,16 @@ from typing import Literal
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from policies.answers.expressions import Unreadable, approximate, equal_expressions, parse_expression, proportional
-from policies.answers.notation import key, normalise
-from policies.answers.numbers import DOUBLE_DIGITS, Fraction, parse_number, printed_as, same_number
+from policies.answers.expressions import approximate, equal_expressions, parse_expression, proportional
+from policies.answers.notation import Unreadable, key, normalise
+from policies.answers.numbers import DOUBLE_DIGITS, Fraction, parse_number, printed_as, split_unit
 from policies.answers.regions import looks_like_region, read_region
+from policies.answers.sight import same_at_sight
 from policies.answers.structure import (
     Group,
     Matrix,
-    as_choice,
     as_group,
     as_matrix,
-    as_words,
-    is_name,
     is_relation,
     plus_or_minus,
     sides,
@@ -53,18 +52,10 @@ def compare_answers(gold: str, answer: str) -> Outcome:
 
 def _same(gold: str, answer: str) -> bool:
     """Raises `Unreadable`."""
-    if not answer:
-        raise Unreadable("the answer is empty")
-    if key(gold) == key(answer):
-        return True
-    choice = as_choice(gold)
-    if choice is not None:
-        return choice == as_choice(answer)
-    words = as_words(gold)
-    if words is not None:
-        return words == as_words(answer)
-    number = parse_number(gold)
-    if number is not None:
+    seen = same_at_sight(gold, answer)
+    if seen is not None:
+        return seen
+    if parse_number(gold) is not None:
         return _is_number(gold, answer)
     if looks_like_region(gold):
         return _same_region(gold, answer)
@@ -72,12 +63,9 @@ def _same(gold: str, answer: str) -> bool:
 
 
 def _is_number(gold: str, answer: str) -> bool:
-    """A gold that can be read at sight: the answer is a number too, or an expression with exactly that value."""
-    _, value = without_name(answer)
-    given, wanted = parse_number(value), parse_number(gold)
+    """A gold that is a number, an answer that is none at sight: an expression with exactly that value?"""
+    wanted, (_, value) = parse_number(gold), without_name(answer, quantities=True)
     assert wanted is not None, "the caller has looked"
-    if given is not None:
-        return same_number(wanted, given)
     if wanted.base != 10 or as_group(value) is not None:
         return False
     exact = sympy.Rational(wanted.value.numerator, wanted.value.denominator)
@@ -121,7 +109,7 @@ def _forms_match(wanted: Sequence[tuple[str, sympy.Expr]], answer: str) -> bool:
 def _condition(text: str) -> tuple[str, sympy.Expr]:
     """`(operator, left - right)` with the operator turned to `<`, `\\le`, `\\ne` or `=`."""
     for operator, turned in (("\\le", None), ("\\ge", "\\le"), ("\\ne", None), ("<", None), (">", "<"), ("=", None)):
-        parts = split_top(text, operator + ("(?![A-Za-z])" if operator[0] == "\\" else ""))
+        parts = split_top(text, re.escape(operator) + ("(?![A-Za-z])" if operator[0] == "\\" else ""))
         if len(parts) == 2:
             left, right = (parse_expression(normalise(part)) for part in parts)
             return (operator, left - right) if turned is None else (turned, right - left)
@@ -132,22 +120,20 @@ def _same_named(gold: str, answer: str) -> bool:
     """Golds that may carry a name: `x = 5`, `f(x) = 2x`; or be an equation; or several of them."""
     wanted, given = as_group(gold), as_group(answer)
     if wanted is not None and wanted.kind == "list":
-        return _same_group(wanted, given or as_group(without_name(answer)[1]))
+        return _same_group(wanted, given or as_group(without_name(answer)[1]) or Group("list", (answer,)))
     gold_name, gold_value = without_name(gold)
     if len(sides(gold)) > 1 and not is_relation(gold):
         if len(sides(answer)) > 1:
             if _same_equation(gold, answer):
                 return True
-            answer_name, answer_value = without_name(answer)
+            answer_name, answer_value = without_name(answer, quantities=True)
             called_alike = answer_name in (gold_name, "y") if "(" in gold_name else answer_name == gold_name
             return bool(gold_name) and called_alike and _same(gold_value, answer_value)
         if not gold_name:
             return False
-    elif gold_name == "":
-        answer = without_name(answer)[1]
     if gold_name:
-        return _same(gold_value, answer if len(sides(answer)) > 1 else without_name(answer)[1])
-    return _same_value(gold_value, answer)
+        return _same(gold_value, answer)
+    return _same_value(gold_value, without_name(answer, quantities=True)[1])
 
 
 def _same_equation(gold: str, answer: str) -> bool:
@@ -176,23 +162,25 @@ def _same_value(gold: str, answer: str) -> bool:
         given = as_group(answer)
         if given is None and len(plus_or_minus(answer)) > 1:
             given = Group("list", tuple(plus_or_minus(answer)))
-        return _same_group(wanted, given)
+        return _same_group(wanted, given or Group("list", (answer,)))
     if as_group(answer) is not None or looks_like_region(answer):
         return False
     return _same_expression(gold, answer)
 
 
 def _same_matrix(gold: Matrix, answer: Matrix | None) -> bool:
-    if answer is None or gold.kind != answer.kind or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+    if (
+        answer is None
+        or gold.kind != answer.kind
+        or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]
+    ):
         return False
     cells = zip((cell for row in gold.rows for cell in row), (cell for row in answer.rows for cell in row), strict=True)
     return all(_same(wanted, given) for wanted, given in cells)
 
 
-def _same_group(gold: Group, answer: Group | None) -> bool:
+def _same_group(gold: Group, answer: Group) -> bool:
     """Tuples in order, sets and lists in any; a list answers a tuple or a set, a tuple answers no set."""
-    if answer is None:
-        answer = Group("list", ())
     if {gold.kind, answer.kind} == {"set", "tuple"}:
         return False
     named = [without_name(item) for item in gold.items]
@@ -241,6 +229,9 @@ def _same_or_unlike(gold: str, answer: str) -> bool:
 
 
 def _same_expression(gold: str, answer: str) -> bool:
+    (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
+    if gold_unit and answer_unit and gold_unit != answer_unit:
+        return False
     wanted = _expression(gold)
     given_number = parse_number(answer)
     if wanted is None:

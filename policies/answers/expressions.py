@@ -19,13 +19,15 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy.core.function import AppliedUndef
 
+from policies.answers.notation import Unreadable
+
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\overline ?\{(\d+)\}")
 _MIXED = re.compile(r"(?<![\d.}A-Za-z^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _JUXTAPOSED = re.compile(r"(?<![_^\d])\d+ \d")
 _TEXT = re.compile(r"\\text ?\{ ?([^{}]*?) ?\}")
-_UNREADABLE = re.compile(r"\\(?:ldots|cdots|dots|approx|sim|text)(?![A-Za-z])|[&#?;:]|\.\.")
+_UNREADABLE = re.compile(r"\\(?:ldots|cdots|dots|approx|sim|text)(?![A-Za-z])|[&#?;:]|\d ?_|\.\.")
 _CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 _LONGEST = 2000
 """Characters of an expression that is read."""
@@ -33,10 +35,6 @@ _LONGEST = 2000
 _WORKING_DIGITS = 40
 _AGREEING_DIGITS = 25
 _POINTS = 6
-
-
-class Unreadable(ValueError):
-    """Not an expression that is understood."""
 
 
 @functools.lru_cache(maxsize=256)

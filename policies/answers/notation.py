@@ -9,6 +9,11 @@ from __future__ import annotations
 import re
 import unicodedata
 
+
+class Unreadable(ValueError):
+    """Text that is nothing that can be compared."""
+
+
 _VULGAR = re.compile(r"[¼-¾⅐-⅞]")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n")
@@ -18,7 +23,7 @@ _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("−–—‒‐‑﹣－", "-"),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-        **dict.fromkeys("“”„«»\"", ""),
+        **dict.fromkeys('“”„«»"', ""),
         **dict.fromkeys("·⋅∙•", r" \cdot "),
         **dict.fromkeys("×✕", r" \times "),
         "÷": r" \div ",
@@ -71,7 +76,10 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r",\s*\\[!,;:]\s*(?=\d{3})", ","),
         (r"\\!\s*", ""),
         (r"\{\s*,\s*\}", ","),
-        (r"(?<!\\)\\[,;: ]|(?<!\\)\\(?:q?quad|thinspace|enspace|hfill|displaystyle|textstyle|limits)(?![A-Za-z])|~", " "),
+        (
+            r"(?<!\\)\\[,;: ]|(?<!\\)\\(?:q?quad|thinspace|enspace|hfill|displaystyle|textstyle|limits)(?![A-Za-z])|~",
+            " ",
+        ),
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:boxed|fbox)(?=\s*\{)", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -101,6 +109,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\text\s*\{\s*(and|or)\s*\}", r" \1 "),
         (r"\\%|(?<![A-Za-z])(?:percent|pct)(?![A-Za-z])|\\text\s*\{\s*(?:percent|pct)\s*\}", "%"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\text\s*\{\s*degrees?\s*\}", r"^\\circ "),
+        (r"\\text\s*\{\s*(?:infinity|infty)\s*\}", r"\\infty "),
         (r"\*\*", "^"),
     )
 )

@@ -152,6 +152,14 @@ def same_number(gold: Literal, answer: Literal) -> bool:
     return any(value == answer.value or printed_as(value, answer) or printed_as(answer.value, gold) for value in wanted)
 
 
+def split_unit(text: str) -> tuple[str, str]:
+    """`text` without the unit in `\\text{}` that it ends in, and the unit's canonical name."""
+    found = _TEXT_UNIT.search(text)
+    if found is None or not found.start() or not _is_unit(found):
+        return text, ""
+    return text[: found.start()], _unit_name(found["unit"], found["power"])
+
+
 DOUBLE_DIGITS = 10
 """From so many significant digits on, a decimal is taken for the print-out of an exact value."""
 _SURE_DIGITS = 15

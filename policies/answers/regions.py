@@ -8,8 +8,8 @@ import re
 import sympy
 from sympy.core.relational import Relational
 
-from policies.answers.expressions import Unreadable, approximate, equal_expressions, parse_expression
-from policies.answers.notation import closes, unwrapped
+from policies.answers.expressions import approximate, equal_expressions, parse_expression
+from policies.answers.notation import Unreadable, closes, unwrapped
 from policies.answers.structure import is_name, is_relation, plus_or_minus, sides, split_keeping, split_top
 
 _INTERVAL = re.compile(r"([(\[\]])(.*)([)\]\[])", re.DOTALL)
@@ -107,10 +107,11 @@ def _read_relation(text: str) -> Region:
 
 
 def _variable(values: list[sympy.Expr]) -> sympy.Symbol:
-    """The unknown: the only letter, or the term that is a letter alone."""
+    """The unknown: the only letter, or the middle of `a < x < b`, or the term that is a letter alone."""
     letters = sorted({symbol for value in values for symbol in value.free_symbols}, key=str)
     alone = [value for value in values if isinstance(value, sympy.Symbol)]
-    for candidates in (letters, alone):
+    middle = [value for value in values[1:2] if len(values) == 3 and isinstance(value, sympy.Symbol)]
+    for candidates in (letters, middle, alone):
         if len(candidates) == 1:
             return candidates[0]
     raise Unreadable(f"which of {', '.join(map(str, letters)) or 'no letters'} is the variable is unclear")

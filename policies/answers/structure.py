@@ -13,18 +13,18 @@ from policies.answers.notation import closes, unwrapped
 
 _TEXT_GROUP = re.compile(r"\\text ?\{([^{}]*)\}")
 _GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_MATRIX = re.compile(
-    r"[(\[]? ?\\begin\{([bpBvV]?matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\} ?[)\]]?", re.DOTALL
-)
+_MATRIX = re.compile(r"[(\[]? ?\\begin\{([bpBvV]?matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\} ?[)\]]?", re.DOTALL)
 _ANGLED = re.compile(r"\\langle(.*)\\rangle|<([^<>]*)>", re.DOTALL)
 _NAME = re.compile(
     r"(?:m ?)?(?:\\(?:angle|triangle|overline|text|Delta|mathcal) ?)*(?:\{[^{}]*\}|[A-Za-z]|\\[A-Za-z]+)'*"
     r"(?: ?_ ?(?:\{[^{}]*\}|\w))?(?: ?\([^()]*\))?"
 )
-_QUANTITY = re.compile(r"[A-Za-z+\-*/^_|(){},' \\\d]+")
+_QUANTITY = re.compile(r"(?:[A-Za-z+\-*/|(){},' \\]|[\^_]\{?\d|[\^_])+")
 _LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]|\\(?!frac|cdot|times|text|sqrt)[A-Za-z]+")
 _RELATION = re.compile(r"<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])")
 _MEMBER = re.compile(r" ?\\in(?![A-Za-z]) ?")
+
+_SHORT_WORDS = frozenset("yes no odd all".split())
 
 Kind = Literal["list", "set", "tuple"]
 
@@ -75,8 +75,9 @@ def as_words(text: str) -> str | None:
     letters = re.sub(r"[^a-z]", "", words)
     if not words or re.search(r"[\\^_=<>{}+*/|]|\d", words):
         return None
-    # Three letters or fewer without \text may be a product, such as xyz.
-    return words if len(letters) > 3 or (_TEXT_GROUP.search(text) and letters) or not words.isascii() else None
+    if len(letters) > 3 or words in _SHORT_WORDS or not words.isascii() or (_TEXT_GROUP.search(text) and letters):
+        return words
+    return None  # three letters or fewer may be a product, such as xyz
 
 
 def as_choice(text: str) -> str | None:
@@ -126,7 +127,9 @@ def _items(text: str) -> list[str]:
     for part in parts:
         for piece in split_top(part, r", "):
             piece = unwrapped(piece)
-            items += [piece] if _GROUPED_NUMBER.fullmatch(piece) else [unwrapped(item) for item in split_top(piece, ",")]
+            items += (
+                [piece] if _GROUPED_NUMBER.fullmatch(piece) else [unwrapped(item) for item in split_top(piece, ",")]
+            )
     return [value for item in items if item for value in plus_or_minus(item)]
 
 
@@ -157,10 +160,11 @@ def is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text)) or (bare.isalpha() and bare.isascii())
 
 
-def without_name(text: str) -> tuple[str, str]:
+def without_name(text: str, quantities: bool = False) -> tuple[str, str]:
     """`(name, value)` of `x = 5`, `5 = x`, `x \\in \\{1, 2\\}` or `a + b = 7`; the name is empty if there is none.
 
-    What is called something is a name, or a sum, product or power of several names; `2x = 10` is an equation to solve.
+    With `quantities`, a sum, product or power of several letters names its value too, as answers often have it; but
+    `2x = 10` is an equation to solve.
     """
     member = split_top(text, _MEMBER.pattern)
     if len(member) == 2 and is_name(unwrapped(member[0])) and not is_relation(text):
@@ -175,4 +179,5 @@ def without_name(text: str) -> tuple[str, str]:
     letters = set(_LETTERS.findall(parts[0]))
     if not letters:
         return "", parts[-1]  # 3 + 4 = 7
-    return (parts[0], parts[-1]) if len(letters) > 1 and _QUANTITY.fullmatch(parts[0]) else ("", text)
+    named = quantities and len(letters) > 1 and _QUANTITY.fullmatch(parts[0])
+    return (parts[0], parts[-1]) if named else ("", text)
