@@ -58,7 +58,10 @@ class _Worker:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         with theirs:
             self._process = subprocess.Popen(
-                command + arguments, stdin=theirs, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
+                command + arguments,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
             )
         self._socket, self._limit_s = ours, limit_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None

@@ -142,8 +142,8 @@ def _same_equation(gold: str, answer: str) -> bool:
     if len(wanted) != 2 or len(given) != 2:
         return False
     try:
-        forms = [parse_expression(left) - parse_expression(right) for left, right in (wanted, given)]
-        return proportional(*forms)
+        first, second = (parse_expression(left) - parse_expression(right) for left, right in (wanted, given))
+        return proportional(first, second)
     except Unreadable:
         return False
 
@@ -169,11 +169,7 @@ def _same_value(gold: str, answer: str) -> bool:
 
 
 def _same_matrix(gold: Matrix, answer: Matrix | None) -> bool:
-    if (
-        answer is None
-        or gold.kind != answer.kind
-        or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]
-    ):
+    if answer is None or gold.kind != answer.kind or list(map(len, gold.rows)) != list(map(len, answer.rows)):
         return False
     cells = zip((cell for row in gold.rows for cell in row), (cell for row in answer.rows for cell in row), strict=True)
     return all(_same(wanted, given) for wanted, given in cells)
@@ -256,7 +252,7 @@ def _expression(text: str) -> sympy.Expr | None:
 def _math_verify(gold: str, answer: str) -> bool:
     """What is left: math-verify's own reading of both, without its timers. Raises `Unreadable` if it has none."""
     readings = [
-        parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+        parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=0)
         for text in (gold, answer)
     ]
     if not all(readings):

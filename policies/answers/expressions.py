@@ -3,8 +3,8 @@
 Invariants:
 - decimals are read as exact fractions, and letters keep their case;
 - two expressions are equal if they agree, to `_AGREEING_DIGITS` digits, at every one of several fixed points at which
-  both have real values (complex values if none has): a zero test by evaluation, as by Schwartz and Zippel, that needs no
-  simplification. Tiny numbers are compared relative to their size: `1/2004!` is not `1/2006!`.
+  both have real values (complex values if none has): a zero test by evaluation, as by Schwartz and Zippel; it needs
+  no simplification. Tiny numbers are compared relative to their size: `1/2004!` is not `1/2006!`.
 
 Nothing here has a time limit: run it where it can be killed.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
@@ -27,7 +28,7 @@ _MIXED = re.compile(r"(?<![\d.}A-Za-z^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _JUXTAPOSED = re.compile(r"(?<![_^\d])\d+ \d")
 _TEXT = re.compile(r"\\text ?\{ ?([^{}]*?) ?\}")
-_UNREADABLE = re.compile(r"\\(?:ldots|cdots|dots|approx|sim|text)(?![A-Za-z])|[&#?;:]|\d ?_|\.\.")
+_UNREADABLE = re.compile(r"\\(?:ldots|cdots|dots|approx|sim|text)(?![A-Za-z])|[&#?;:]|\d ?_|\d[eE][+-]?\d|\.\.")
 _CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 _LONGEST = 2000
 """Characters of an expression that is read."""
@@ -55,7 +56,8 @@ def parse_expression(text: str) -> sympy.Expr:
         raise Unreadable(f"{text!r}: {error}") from error
     if not isinstance(parsed, sympy.Expr):
         raise Unreadable(f"{text!r} is no expression but {type(parsed).__name__}")
-    return parsed.subs(sympy.Symbol("i", real=True), sympy.I).doit().replace(_is_odd_root, _real_root)
+    expression: Any = parsed.subs(sympy.Symbol("i", real=True), sympy.I).doit()
+    return expression.replace(_is_odd_root, _real_root)
 
 
 def equal_expressions(first: sympy.Expr, second: sympy.Expr) -> bool:
@@ -125,13 +127,13 @@ def _unknowns(expression: sympy.Expr) -> set[sympy.Basic]:
     return set(expression.free_symbols) | set(expression.atoms(AppliedUndef))
 
 
-def _coordinate(number: int, index: int) -> sympy.Rational:
+def _coordinate(number: int, index: int) -> sympy.Expr:
     """Fixed, unlike one another, of both signs, large and small; positive first, as variables mostly are."""
     sign = -1 if number % 3 == 2 and (index + number) % 2 == 0 else 1
     return sympy.Rational(sign * (7 + 13 * index + 31 * number), 11 + 5 * index * number + 3 * index)
 
 
-def _value(expression: sympy.Expr, point: dict[sympy.Basic, sympy.Rational]) -> sympy.Expr | None:
+def _value(expression: sympy.Expr, point: dict[Any, Any]) -> sympy.Expr | None:
     """The number that the expression is at the point; None if it has no finite one."""
     try:
         value = expression.subs(point).evalf(_WORKING_DIGITS)
@@ -155,17 +157,15 @@ def _agree(first: sympy.Expr, second: sympy.Expr) -> bool:
 
 
 @functools.cache
-def _tolerance() -> sympy.Float:
+def _tolerance() -> sympy.Expr:
     return sympy.Float(10, _WORKING_DIGITS) ** -_AGREEING_DIGITS
 
 
-def _is_odd_root(node: sympy.Basic) -> bool:
-    return isinstance(node, sympy.Pow) and bool(
-        node.base.is_negative and node.exp.is_Rational and node.exp.q % 2 and node.exp.q > 1
-    )
+def _is_odd_root(node: Any) -> bool:
+    return node.is_Pow and bool(node.base.is_negative and node.exp.is_Rational and node.exp.q % 2 and node.exp.q > 1)
 
 
-def _real_root(power: sympy.Pow) -> sympy.Expr:
+def _real_root(power: Any) -> sympy.Expr:
     """The cube root of -8 is -2 here, as in school, and not the principal one."""
     return (-1) ** power.exp.p * (-power.base) ** power.exp
 

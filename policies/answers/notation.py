@@ -1,4 +1,4 @@
-"""Rewrites the many ways in which one thing is written in LaTeX and Unicode to one. Pure text; total; nothing is evaluated.
+"""Rewrites the many ways in which one thing is written in LaTeX and Unicode to one. Pure text, total, no evaluation.
 
 Invariant: what is rewritten keeps its meaning. Where a notation is ambiguous (`1,234`: a number or a list?) it is left
 to those who read it, so spaces after commas survive.

@@ -1,7 +1,7 @@
 """Reads numbers as exact rationals: no floating point, no tolerance, no evaluation of expressions.
 
 A number is what can be read at sight: an integer, a decimal, a fraction, a mixed number, a power of ten, with a sign,
-separators of thousands, a percent or degree sign, a currency, a unit, a base. `12 \\times 12` is no number but work left to do.
+separators of thousands, a percent or degree sign, a currency, a unit, a base. `12 \\times 12` is work left to do.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def same_number(gold: Literal, answer: Literal) -> bool:
     - An integer is met by that integer alone. A percent sign there is a unit: 28% answers 28, but 2800% does not.
     - Elsewhere a percentage also equals its value: 28%, 0.28 and (the sign left to the question) 28 for 28%.
     - A unit counts only where both name one; a base must be the same.
-    - A decimal of at least `DOUBLE_DIGITS` digits that is the gold as a computer prints it is the gold (not for integers).
+    - A decimal of at least `DOUBLE_DIGITS` digits that is the gold as a computer prints it is the gold (no integer).
     """
     if gold.base != answer.base or (gold.unit and answer.unit and gold.unit != answer.unit):
         return False

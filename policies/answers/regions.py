@@ -1,9 +1,10 @@
-"""Sets of real numbers: intervals, unions, inequalities, set-builder notation; read to sympy's sets, compared exactly."""
+"""Sets of real numbers: intervals, unions, inequalities, builder notation; read as sympy's sets, compared exactly."""
 
 from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import sympy
 from sympy.core.relational import Relational
@@ -108,7 +109,7 @@ def _read_relation(text: str) -> Region:
 
 def _variable(values: list[sympy.Expr]) -> sympy.Symbol:
     """The unknown: the only letter, or the middle of `a < x < b`, or the term that is a letter alone."""
-    letters = sorted({symbol for value in values for symbol in value.free_symbols}, key=str)
+    letters: list[Any] = sorted({symbol for value in values for symbol in value.free_symbols}, key=str)
     alone = [value for value in values if isinstance(value, sympy.Symbol)]
     middle = [value for value in values[1:2] if len(values) == 3 and isinstance(value, sympy.Symbol)]
     for candidates in (letters, middle, alone):
@@ -155,12 +156,12 @@ def _flipped(operator: str) -> str:
     return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(operator, operator)
 
 
-def _same_set(first: sympy.Set, second: sympy.Set) -> bool:
+def _same_set(first: Any, second: Any) -> bool:
     if first == second:
         return True
     if type(first) is not type(second):
         return False
-    if isinstance(first, sympy.Interval) and isinstance(second, sympy.Interval):
+    if first.is_Interval:
         return (
             (first.left_open, first.right_open) == (second.left_open, second.right_open)
             and equal_expressions(first.start, second.start)
@@ -168,9 +169,9 @@ def _same_set(first: sympy.Set, second: sympy.Set) -> bool:
         )
     if len(first.args) != len(second.args):
         return False
-    if isinstance(first, sympy.FiniteSet):
+    if first.is_FiniteSet:
         return all(any(equal_expressions(one, other) for other in second.args) for one in first.args)
-    if isinstance(first, sympy.Union):
+    if first.is_Union:
         pairs = zip(sorted(first.args, key=_place), sorted(second.args, key=_place), strict=True)
         return all(_same_set(one, other) for one, other in pairs)
     return False

@@ -1,7 +1,7 @@
 """What can be told at sight, without mathematics: the same text, words, choices, numbers. Cheap, total, exact.
 
-An integer gold is always decided here if the answer is a number, and is never met by another integer. Arithmetic that is
-left to do is no answer to it: who is asked for 12 times 12 must not get away with `12 \\times 12`.
+An integer gold is always decided here if the answer is a number, and is never met by another integer. Arithmetic that
+is left to do is no answer to it: who is asked for 12 times 12 must not get away with `12 \\times 12`.
 """
 
 from __future__ import annotations

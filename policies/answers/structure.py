@@ -1,4 +1,4 @@
-"""Takes answers apart: lists, sets, tuples, matrices, equations with names, plus-or-minus. Text only; nothing is evaluated.
+"""Takes answers apart: lists, sets, tuples, matrices, equations with names, plus-or-minus. Text only, no evaluation.
 
 All functions take and give text in the notation of `policies.answers.notation`.
 """

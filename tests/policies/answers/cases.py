@@ -1,7 +1,7 @@
 """Golds, answers that are right, and answers that are not: by kind, as found in data sets and issue trackers.
 
-The first group of `FROM_ISSUES` restates cases that were reported against other graders (math-verify's and lm-evaluation-
-harness's issue trackers, verl's and rStar's scorers); the rest are of the same kinds.
+Among them are cases that were reported against other graders (in the issue trackers of math-verify, lm-evaluation-
+harness and open-r1, and found in verl's and rStar's scorers); the rest are of the same kinds.
 """
 
 from __future__ import annotations
