@@ -150,6 +150,9 @@ def _same_equation(gold: str, answer: str) -> bool:
 
 def _same_value(gold: str, answer: str) -> bool:
     """Golds without a name that are no number at sight."""
+    ratio = split_top(gold, " ?: ?")
+    if len(ratio) > 1:  # 12:00 and 1:2:3 are not divided out
+        return _same_items(ratio, split_top(answer, " ?: ?"), ordered=True)
     wanted_matrix = as_matrix(gold)
     if wanted_matrix is not None:
         return _same_matrix(wanted_matrix, as_matrix(answer))

@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER, _ANSWER_END = "<answer>", "</answer>"
 _HEADER = re.compile(r"<\|im_start\|> *(\w+)|<\|start_header_id\|> *(\w+) *<\|end_header_id\|>")
 _TOOL_OUTPUT_END = re.compile(r"</(?:tool_response|tool_output|interpreter)>|```output\b.*?```", re.DOTALL)
 _TOOL_OUTPUT_START = re.compile(r"<(?:tool_response|tool_output|interpreter)>|```output\b")
-_BRACE = re.compile(r"(\\+(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"(\\{1,3}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _JOINT = re.compile(
     r"(?:\s|[$,;&~*]|\\[()\[\],;! ]|and\b|or\b|\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|\\q?quad\b"
     r"|[A-Za-z](?:_\{?\w\}?)?\s*=)*"
@@ -36,7 +36,7 @@ class _Box(NamedTuple):
 
 def count_answers(turn: str) -> int:
     """How many complete answer blocks a model turn holds."""
-    return len(_ANSWER.findall(turn))
+    return len(_answer_blocks(turn))
 
 
 def last_assistant_turn(transcript: str) -> str:
@@ -60,7 +60,7 @@ def extract_answer(turn: str, require_tag: bool = True) -> str | None:
     """The final answer of one assistant turn; None if it has none."""
     if not require_tag:
         return last_boxed(turn)
-    blocks = _ANSWER.findall(turn)
+    blocks = _answer_blocks(turn)
     return last_boxed(blocks[-1]) if blocks else None
 
 
@@ -72,14 +72,27 @@ def last_boxed(text: str) -> str | None:
     boxes = _boxes(text)
     if not boxes:
         return None
-    contents = [boxes[-1].content]
+    contents = {boxes[-1].content: None}
     for earlier, later in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
         between = later.start - earlier.end
         if between > _LONGEST_JOINT or not _JOINT.fullmatch(text, earlier.end, later.start):
             break
-        if earlier.content not in contents:
-            contents.insert(0, earlier.content)
-    return ", ".join(contents)
+        contents.setdefault(earlier.content)
+    return ", ".join(reversed(contents))
+
+
+def _answer_blocks(text: str) -> list[str]:
+    """The contents of complete answer blocks. (A lazy regular expression takes quadratic time where none is closed.)"""
+    blocks: list[str] = []
+    end = 0
+    while (start := text.find(_ANSWER, end)) >= 0:
+        start += len(_ANSWER)
+        close = text.find(_ANSWER_END, start)
+        if close < 0:
+            break
+        blocks.append(text[start:close])
+        end = close + len(_ANSWER_END)
+    return blocks
 
 
 def _boxes(text: str) -> list[_Box]:

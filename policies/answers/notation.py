@@ -110,6 +110,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\%|(?<![A-Za-z])(?:percent|pct)(?![A-Za-z])|\\text\s*\{\s*(?:percent|pct)\s*\}", "%"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\text\s*\{\s*degrees?\s*\}", r"^\\circ "),
         (r"\\text\s*\{\s*(?:infinity|infty)\s*\}", r"\\infty "),
+        (r"(?<![A-Za-z\\])C\((\d+), ?(\d+)\)", r"\\binom{\1}{\2}"),
+        (r"^\s*\*\*(.*)\*\*\s*$", r"\1"),
         (r"\*\*", "^"),
     )
 )
@@ -136,7 +138,7 @@ _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _TRAILING = ".,;:"
 _DEEPEST = 8
-"""Levels of nesting at which arguments get their braces: `\\sqrt{1+\\sqrt2}` has two."""
+"""Levels of nesting that are undone: braces around the whole, arguments without braces in `\\sqrt{1+\\sqrt2}`."""
 
 
 _PLAIN = re.compile(r"[\d+\-/., ()]*")
@@ -168,13 +170,14 @@ def normalise(text: str) -> str:
 
 def unwrapped(text: str) -> str:
     """Without braces around the whole, surrounding space, and punctuation that ends a sentence."""
-    while True:
+    for _ in range(_DEEPEST):
         shorter = text.strip().rstrip(_TRAILING).strip()
         if shorter.startswith("{") and shorter.endswith("}") and closes(shorter, 0) == len(shorter) - 1:
             shorter = shorter[1:-1]
         if shorter == text:
             return text
         text = shorter
+    return text
 
 
 def closes(text: str, start: int) -> int:

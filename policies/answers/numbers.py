@@ -71,7 +71,7 @@ _UNITS = {
         "week": "weeks",
         "month": "months",
         "year": "years yr yrs",
-        "mph": "",
+        "mi/h": "mph",
         "km/h": "kmh kmph kph",
         "m/s": "mps",
         "dollar": "dollars usd us",
@@ -136,7 +136,8 @@ def same_number(gold: Literal, answer: Literal) -> bool:
     """Whether the answer is the gold.
 
     - An integer is met by that integer alone. A percent sign there is a unit: 28% answers 28, but 2800% does not.
-    - Elsewhere a percentage also equals its value: 28%, 0.28 and (the sign left to the question) 28 for 28%.
+    - Elsewhere a percentage equals its value: 28%, 0.28 and (the sign left to the question) 28 for 28%. A bare gold
+      above one may have left the sign to the question, too: 12.5% answers 12.5, but 0.5% does not answer 0.5.
     - A unit counts only where both name one; a base must be the same.
     - A decimal of at least `DOUBLE_DIGITS` digits that is the gold as a computer prints it is the gold (no integer).
     """
@@ -145,10 +146,10 @@ def same_number(gold: Literal, answer: Literal) -> bool:
     wanted = [gold.value]
     if gold.percent and not answer.percent:
         wanted.append(gold.value / 100)
-    if answer.percent and not gold.percent and gold.value.denominator != 1:
-        wanted.append(gold.value * 100)
     if gold.value.denominator == 1 and not gold.percent:
         return answer.value == gold.value
+    if answer.percent and not gold.percent:
+        wanted = [gold.value * 100, *(wanted if gold.value > 1 else [])]
     return any(value == answer.value or printed_as(value, answer) or printed_as(answer.value, gold) for value in wanted)
 
 
@@ -268,7 +269,9 @@ def _is_unit(found: re.Match[str]) -> bool:
 
 def _unit_name(written: str, power: str | None = None) -> str:
     name = re.sub(r"\s+", " ", written).strip(" .").lower()
-    if name in _UNITS:
+    if " per " in name:
+        canonical, raised = "/".join(_unit_name(part) for part in name.split(" per ")), ""
+    elif name in _UNITS:
         canonical, raised = _UNITS[name], ""
     else:
         prefixed = _PREFIXED_UNIT.fullmatch(name)

@@ -73,8 +73,10 @@ def as_words(text: str) -> str | None:
     stripped = _TEXT_GROUP.sub(r" \1 ", text)
     words = re.sub(r"[\s.!,;:'`\-]+", " ", stripped).strip().casefold()
     letters = re.sub(r"[^a-z]", "", words)
-    if not words or re.search(r"[\\^_=<>{}+*/|]|\d", words):
+    if not words or re.search(r"[\\^_=<>{}+*/|]", words):
         return None
+    if re.search(r"\d", words):  # June 20
+        return words if re.fullmatch(r"[a-z]{3,}(?: [a-z\d]+)*", words) else None
     if len(letters) > 3 or words in _SHORT_WORDS or not words.isascii() or (_TEXT_GROUP.search(text) and letters):
         return words
     return None  # three letters or fewer may be a product, such as xyz

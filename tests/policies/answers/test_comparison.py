@@ -100,8 +100,10 @@ def test_equations_are_the_same_up_to_a_factor(gold, factor: int, other) -> None
 
 FRAGMENTS = st.lists(
     st.sampled_from(
-        "0 1 2 12 . , - + = ( ) [ ] { } \\{ \\} \\frac \\sqrt ^ _ x y \\text{ % \\pm \\le < and \\cup \\in \\begin{pmatrix} "
-        "\\end{pmatrix} & \\\\ \\infty | ! : \\mathbb{R} \\setminus \\sin \\log \\int \\mid i e".split(" ")
+        "0 1 2 12 . , - + = ( ) [ ] { } \\{ \\} \\frac \\sqrt ^ _ x y \\text{ % \\pm \\le < and \\cup \\in "
+        "\\begin{pmatrix} \\end{pmatrix} & \\\\ \\infty | ! : \\mathbb{R} \\setminus \\sin \\log \\int \\mid i e".split(
+            " "
+        )
     ),
     max_size=8,
 ).map(" ".join)

@@ -123,5 +123,8 @@ def test_extraction_is_total(text: str) -> None:
 
 def test_extraction_takes_linear_time() -> None:
     """Quadratic work on these would take minutes."""
-    for hostile in ("\\boxed{" * 300_000, "\\boxed{1}" * 100_000, "<tool_response>" * 100_000, "{" * 1_000_000):
+    boxes = "".join(f"\\boxed{{{number}}}" for number in range(30_000))
+    repeated = ["\\boxed{", "<answer>", "<tool_response>", "</answer>", "{", "\\", "```output", "<|im_start|>"]
+    for hostile in (boxes, *(piece * 100_000 for piece in repeated)):
+        extract_answer(last_assistant_turn(hostile))
         extract_answer(last_assistant_turn(hostile), require_tag=False)
