@@ -22,7 +22,7 @@ import math_verify
 from actors.verification import close_verifier, verify
 from policies.answers.notation import normalise
 from policies.answers.numbers import parse_number
-from tests.policies.answers.cases import NOT_RIGHT, RIGHT, flat
+from tests.policies.answers.cases import CASES
 
 type Case = tuple[str, str, bool]
 """Gold, answer, whether it is right."""
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # math-verify reports each expression that it can't read
-    cases = [(*case, right) for groups, right in ((RIGHT, True), (NOT_RIGHT, False)) for case in flat(groups)]
+    cases = [(case.gold, answer, right) for case in CASES for answer, right in case.verdicts()]
     for judge in SIDES.values():  # workers started, modules imported, caches of the parsers warm
         judge("2\\sqrt{3}", "\\sqrt{12}")
     plain = [(str(gold), str(gold + error), not error) for gold in range(100) for error in (0, 1)]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from actors.verification import Verifier, VerifierBroken, close_verifier, verify
-from tests.policies.answers.cases import NOT_RIGHT, RIGHT
+from tests.policies.answers.cases import CASES
 
 HANGS = "9^{9^{9^{9}}}"
 """Raised to its last digit by whoever evaluates it."""
@@ -42,7 +42,7 @@ def nothing_left_behind() -> Iterator[None]:
 @pytest.fixture
 async def verifier() -> AsyncIterator[Verifier]:
     close_verifier()  # the workers that these tests see, and kill, are their own
-    verifier = Verifier(workers=2, limit_s=3.0)
+    verifier = Verifier(workers=2, limit_s=2.0)
     yield verifier
     await verifier.close()
 
@@ -92,6 +92,7 @@ async def test_an_integer_needs_no_process(verifier: Verifier) -> None:
     assert workers() == before
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_killed_costs_no_verdict(verifier: Verifier) -> None:
     assert (await verifier.compare("\\sqrt{12}", "2\\sqrt{3}")).correct
     before = {worker.pid for worker in workers()}
@@ -104,6 +105,7 @@ async def test_a_worker_that_is_killed_costs_no_verdict(verifier: Verifier) -> N
     assert not before & {worker.pid for worker in workers()}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_is_replaced(verifier: Verifier) -> None:
     assert (await verifier.compare("\\sqrt{12}", "2\\sqrt{3}")).correct
     known = {worker.pid for worker in workers()}
@@ -136,13 +138,7 @@ async def test_a_worker_that_can_t_start_is_an_error_and_not_a_verdict() -> None
 @pytest.mark.slow
 async def test_all_kinds_get_the_same_verdicts_in_a_worker() -> None:
     verifier = Verifier(workers=2)
-    cases = [
-        (gold, given, right)
-        for groups, right in ((RIGHT, True), (NOT_RIGHT, False))
-        for golds in groups.values()
-        for gold, answers in golds.items()
-        for given in answers
-    ]
+    cases = [(case.gold, given, right) for case in CASES for given, right in case.verdicts()]
     verdicts = await asyncio.gather(*[verifier.verify(answer(given), gold) for gold, given, _ in cases])
     assert [(gold, given) for (gold, given, right), v in zip(cases, verdicts, strict=True) if v.correct != right] == []
     await verifier.close()

@@ -9,26 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.answers.comparison import compare_answers
-from tests.policies.answers.cases import NOT_RIGHT, RIGHT
+from tests.policies.answers.cases import CASES, Case
+
+EACH_CASE = pytest.mark.parametrize("case", [pytest.param(case, id=f"{case.kind}: {case.gold}") for case in CASES])
 
 
-def groups(cases: dict[str, dict[str, list[str]]]) -> list[object]:
-    return [
-        pytest.param(gold, answers, id=f"{kind}: {gold}")
-        for kind, golds in cases.items()
-        for gold, answers in golds.items()
-    ]
+@EACH_CASE
+def test_the_gold_is_known_in_every_writing_and_nothing_else_is_taken_for_it(case: Case) -> None:
+    verdicts = {answer: compare_answers(case.gold, answer) == "right" for answer, _ in case.verdicts()}
+    assert verdicts == dict(case.verdicts())
+    assert compare_answers(case.gold, case.gold) == "right"
 
 
-@pytest.mark.parametrize(("gold", "answers"), groups(RIGHT))
-def test_the_gold_is_known_in_every_writing(gold: str, answers: list[str]) -> None:
-    assert {answer: compare_answers(gold, answer) for answer in answers} == dict.fromkeys(answers, "right")
-    assert compare_answers(gold, gold) == "right"
-
-
-@pytest.mark.parametrize(("gold", "answers"), groups(NOT_RIGHT))
-def test_nothing_else_is_taken_for_the_gold(gold: str, answers: list[str]) -> None:
-    assert [answer for answer in answers if compare_answers(gold, answer) == "right"] == []
+def test_the_cases_are_read() -> None:
+    assert sum(len(case.verdicts()) for case in CASES) > 800
 
 
 @pytest.mark.parametrize("answer", ["", "?", "\\frac{}{}", "x +", "\\oint \\oint", "1 2 3", "(((", "\\text{}", "}{"])
