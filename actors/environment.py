@@ -1,9 +1,10 @@
-"""The actor in front of the sandbox: takes tool calls, answers each with its result.
+"""The actor in front of the sandbox: takes tool calls, answers each with its result; and compares final answers.
 
 Invariants:
 - a call id is run once: asked again while it runs or soon after, the same result is given;
 - a failure of the sandbox itself is tried again here before it is answered; anything else is the caller's own and is
   answered as it is;
+- answers are compared in processes that are killed when they take too long, so that no loop waits for mathematics;
 - waiting calls cost a small object each; how many run at once is bounded by the workers.
 """
 
@@ -15,8 +16,16 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from actors.messages import CallFinished, DescribeEnvironment, EnvironmentStatus, RunCall
+from actors.messages import (
+    AnswerVerified,
+    CallFinished,
+    DescribeEnvironment,
+    EnvironmentStatus,
+    RunCall,
+    VerifyAnswer,
+)
 from actors.system.actor import Actor, handles
+from actors.verification import Verifier
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -71,6 +80,7 @@ class EnvironmentActor(Actor):
         self._running: dict[str, asyncio.Task[ToolResult]] = {}
         self._stopping = False
         self._calls_run = self._sandbox_failures = 0
+        self._answers_compared = self._comparisons_timed_out = 0
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
     async def start(self) -> None:
@@ -79,11 +89,13 @@ class EnvironmentActor(Actor):
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._interpreters = Interpreters(self._limits, self._workers, self._image, self._run_id)
+        self._verifier = Verifier(self._workers)
 
     async def stop(self) -> None:
         self._stopping = True
         if self._interpreters is not None:
             await self._interpreters.close()
+            await self._verifier.close()
 
     @handles(RunCall)
     async def on_run_call(self, request: RunCall) -> CallFinished:
@@ -103,7 +115,16 @@ class EnvironmentActor(Actor):
             sandbox=await self._interpreters.sandbox(),
             calls_run=self._calls_run,
             sandbox_failures=self._sandbox_failures,
+            answers_compared=self._answers_compared,
+            comparisons_timed_out=self._comparisons_timed_out,
         )
+
+    @handles(VerifyAnswer)
+    async def on_verify(self, request: VerifyAnswer) -> AnswerVerified:
+        verdict = await self._verifier.compare(request.extracted, request.gold)
+        self._answers_compared += 1
+        self._comparisons_timed_out += verdict.reason == "timed_out"
+        return AnswerVerified(verdict=verdict)
 
     async def _run(self, call: ToolCall) -> ToolResult:
         assert self._interpreters is not None, "messages arrive after start()"

@@ -11,7 +11,7 @@ from policies.dialogue import DialogueLimits
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.scripted import CountedTokens, ScriptedTurn
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
-from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.trajectory import Problem, Trajectory, Verdict, WeightsVersion
 
 # --- environments -------------------------------------------------------------------------------
 
@@ -28,12 +28,26 @@ class RunCall(Request[CallFinished], tag="environment.run"):
     """The rollout that makes the call (sessions and affinity go by it)."""
 
 
+class AnswerVerified(Message, tag="environment.verified"):
+    verdict: Verdict
+
+
+class VerifyAnswer(Request[AnswerVerified], tag="environment.verify"):
+    """Compare a final answer, already extracted, with the gold. Pure: asking again does no harm."""
+
+    extracted: str
+    gold: str
+
+
 class EnvironmentStatus(Message, tag="environment.status"):
     sandbox: str
     """What keeps calls apart, such as `nsjail`."""
     calls_run: int
     sandbox_failures: int
     """Of the calls, those that the sandbox failed even when they were tried again."""
+    answers_compared: int = 0
+    """Answers that could not be judged at sight."""
+    comparisons_timed_out: int = 0
 
 
 class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"):

@@ -1,8 +1,8 @@
 """The rollout actor: plays many dialogues at once on one event loop.
 
 Invariants:
-- a lease is held from before the first turn to the end of the dialogue, tool calls included, and it is given
-  back whatever happens;
+- a lease is held from before the first turn to the last, tool calls included, and it is given back whatever
+  happens; an answer that has to be compared is compared after that, elsewhere: this loop never waits for mathematics;
 - an answer from a generator that died is never used: the dialogue acquires a new lease and sends its history;
 - each dialogue ends with a stored trajectory and one answer to whoever asked for it, or with an error to them.
 """
@@ -28,15 +28,16 @@ from actors.messages import (
     StoreTrajectory,
     TurnEnded,
     TurnSampled,
+    VerifyAnswer,
 )
 from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Lease, Wish
-from policies.dialogue import Dialogue, Execute, Finished, Sample
+from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
 from policies.dispatch import LeastOutstanding
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ TURN_DEADLINE_S = 600.0
 """A generator that has not finished one turn by then is taken for dead."""
 CALL_GRACE_S = 120.0
 """Seconds beyond its own limit that a call may wait for a free interpreter."""
+VERIFICATION_DEADLINE_S = 900.0
+"""An environment that has not judged an answer by then is taken for dead: a queue of answers may wait before it."""
 LEASE_DEADLINE_S = 3600.0
 ARCHIVE_DEADLINE_S = 120.0
 TRIES = 3
@@ -145,6 +148,22 @@ class RolloutActor(Actor):
             avoid |= {name}
         return result
 
+    async def verify_answer(self, extracted: str, gold: str) -> Verdict:
+        """The verdict of an environment; where one died, of another. Raises `ActorLost` if none gives any."""
+        avoid: frozenset[str] = frozenset()
+        for _ in range(TRIES):
+            name = self._dispatch.choose(avoid)
+            try:
+                request = VerifyAnswer(extracted=extracted, gold=gold)
+                verified = await self.port.ask(self._environments[name], request, VERIFICATION_DEADLINE_S)
+                return verified.verdict
+            except (ActorLost, DeadlineExceeded) as error:
+                log.warning("an answer: %s failed to verify it: %s", name, error)
+            finally:
+                self._dispatch.finished(name)
+            avoid |= {name}
+        raise ActorLost(f"{TRIES} environments were lost while they verified one answer; see their logs")
+
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a model turn."""
         return self._chat.stop_ids
@@ -160,6 +179,7 @@ class _Play:
     def __init__(self, actor: RolloutActor, request: RunRollout, dialogue: Dialogue) -> None:
         self._actor, self._request, self._dialogue = actor, request, dialogue
         self._granted: LeaseGranted | None = None
+        self._generator = ""
         self._known = 0
         self._waited_seconds = 0.0
         self._queued = False
@@ -173,6 +193,10 @@ class _Play:
                         await self._sample(sample)
                     case Execute(calls):
                         self._dialogue.executed(await _in_order([self._run(call) for call in calls]))
+                    case Verify(extracted, gold):
+                        self._final_tokens = self._dialogue.length
+                        self._release()  # the cache is of more use to others
+                        self._dialogue.verified(await self._actor.verify_answer(extracted, gold))
                     case Finished() as finished:
                         if finished.finish != "sandbox_failure":
                             self._final_tokens = self._dialogue.length
@@ -232,6 +256,8 @@ class _Play:
                 group=self._request.group,
             )
         )
+        assert self._granted.lease is not None, "a refused wish has raised"
+        self._generator = self._granted.lease.generator
         self._known = 0
         self._queued |= self._granted.queued
         self._waited_seconds += seconds_since(self._actor.port.clock, start)
@@ -264,7 +290,7 @@ class _Play:
             finish=finished.finish,
             verdict=finished.verdict,
             reward=float(finished.verdict.correct),
-            generator=self._lease().generator,
+            generator=self._generator,
             waited_seconds=self._waited_seconds,
             queued=self._queued,
         )

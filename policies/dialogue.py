@@ -5,6 +5,7 @@
         match action:
             case Sample(): dialogue.sampled(ids, logprobs, version)
             case Execute(): dialogue.executed(results)
+            case Verify(): dialogue.verified(verdict)
 
 Invariants:
 - the history is token ids that only grow; what the model sampled is never re-encoded;
@@ -23,8 +24,9 @@ from policies.chat_format import ChatFormat
 from policies.options import LimitOptions
 from policies.tool_calls import RequestedCall, parse_calls, result_text
 from policies.trajectory import CallRecord, Finish, Problem, Span, Verdict, WeightsVersion
-from policies.verification import count_answers, verify_answer
+from policies.verification import count_answers, extract_answer, judge_at_sight
 
+NO_ANSWER = Verdict(correct=False, reason="no_answer")
 TOOLS_OFF = "tools are switched off in this run: answer without running code"
 
 
@@ -48,6 +50,14 @@ class Execute:
     """Run these calls; the answer has one result for each, in order."""
 
     calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Compare this answer with the gold, where comparing may take long; no more tokens will come."""
+
+    extracted: str
+    gold: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,8 @@ class Dialogue:
         self._last_turn = ""
         self._pending: list[RequestedCall] = []
         self._finish: Finish | None = None
+        self._extracted: str | None = None
+        self._verdict: Verdict | None = None
         prompt = chat.prompt(problem.question)
         if len(prompt) >= limits.max_tokens:
             raise ValueError(
@@ -83,10 +95,13 @@ class Dialogue:
             )
         self._append(Span(kind="prompt", ids=tokens.pack_ids(prompt)))
 
-    def next_action(self) -> Sample | Execute | Finished:
+    def next_action(self) -> Sample | Execute | Verify | Finished:
         """What has to happen next; asking again changes nothing."""
         if self._finish is not None:
-            return Finished(self._finish, self._verdict(self._finish))
+            if self._verdict is not None:
+                return Finished(self._finish, self._verdict)
+            assert self._extracted is not None, "only an answer has to be compared"
+            return Verify(self._extracted, self.problem.gold)
         if self._pending:
             return Execute(tuple(request.call for request in self._runnable()))
         return Sample(self.turns, min(self._limits.max_turn_tokens, self._limits.max_tokens - self.length))
@@ -100,13 +115,14 @@ class Dialogue:
         self.turns += 1
         self.answer_tags += count_answers(self._last_turn)
         if not unpacked or unpacked[-1] not in self._chat.stop_ids:
-            self._finish = "length"
+            self._end("length")
             return
         self._pending = parse_calls(self._last_turn, f"{self.id}/{self.turns - 1}", self._limits.call)
         if not self._limits.tools:
             self._pending = [request.model_copy(update={"refusal": TOOLS_OFF}) for request in self._pending]
         if not self._pending:
-            self._finish = "answered"
+            self._extracted = extract_answer(self._last_turn)
+            self._end("answered", judge_at_sight(self._extracted, self.problem.gold))
         elif not self._runnable():
             self.executed(())
 
@@ -123,16 +139,21 @@ class Dialogue:
         self._pending = []
         self.calls += records
         if any(record.result.status == "sandbox_failure" for record in records):
-            self._finish = "sandbox_failure"
+            self._end("sandbox_failure")
             return
         texts = [result_text(record.result, self._limits.tool_response_characters) for record in records]
         response = self._chat.tool_turn(texts)
         if self.length + len(response) >= self._limits.max_tokens:
-            self._finish = "length"
+            self._end("length")
         elif self.turns >= self._limits.max_turns:
-            self._finish = "turns"
+            self._end("turns")
         else:
             self._append(Span(kind="tool", ids=tokens.pack_ids(response)))
+
+    def verified(self, verdict: Verdict) -> None:
+        """Take in the verdict on the answer of `Verify`."""
+        assert self._finish is not None and self._verdict is None, "a verdict came when none was due"
+        self._verdict = verdict
 
     def ids_from(self, known: int) -> bytes:
         """The history from token `known` on, packed."""
@@ -146,7 +167,6 @@ class Dialogue:
         self.length += tokens.count(span.ids)
         assert self.length <= self._limits.max_tokens, f"{self.id} outgrew its {self._limits.max_tokens} tokens"
 
-    def _verdict(self, finish: Finish) -> Verdict:
-        if finish != "answered":
-            return Verdict(correct=False, reason="no_answer")
-        return verify_answer(self._last_turn, self.problem.gold)
+    def _end(self, finish: Finish, verdict: Verdict | None = NO_ANSWER) -> None:
+        """No more turns; without a verdict the answer is still to be compared."""
+        self._finish, self._verdict = finish, verdict

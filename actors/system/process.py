@@ -17,22 +17,21 @@ import signal
 import sys
 
 from actors.system.host import HostSpec
+from actors.system.orphans import die_with
 
-_PR_SET_PDEATHSIG = 1
 _SIG_DFL = 0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def become_host(spec: HostSpec) -> None:
     """Prepare this process for the actor of `spec`. Call it before the actor's class is imported."""
-    libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getppid()
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
-        os._exit(1)  # the parent died before it could be bound
+    if parent == 1:
+        os._exit(1)  # whoever made this process has died already
+    die_with(parent)
     # Ray's own handler drains first, and a call to a process that drains is a call into nothing. Through libc, because
     # this is not the main thread.
-    libc.signal(signal.SIGTERM, _SIG_DFL)
+    ctypes.CDLL(None).signal(signal.SIGTERM, _SIG_DFL)
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
     for variable in _THREAD_VARIABLES:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.environment import RETRIES, EnvironmentActor, RecentResults
-from actors.messages import DescribeEnvironment, RunCall
+from actors.messages import DescribeEnvironment, RunCall, VerifyAnswer
 from actors.system.actor import ActorRef
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -124,3 +124,11 @@ async def test_the_status_counts_calls_and_names_the_sandbox() -> None:
             await stage.port.ask(environment, RunCall(call=ToolCall(id=name, code="1 + 1"), trajectory="t"), 30)
         status = await stage.port.ask(environment, DescribeEnvironment(), 30)
         assert (status.sandbox, status.calls_run, status.sandbox_failures) == ("nsjail", 2, 0)
+
+
+async def test_answers_are_compared_and_counted(stage: InProcessStage):
+    golds = ["2\\sqrt{3}", "3\\sqrt{2}"]
+    asked = [stage.port.ask(ENVIRONMENT, VerifyAnswer(extracted="\\sqrt{12}", gold=gold), 60) for gold in golds]
+    assert [answer.verdict.reason for answer in await asyncio.gather(*asked)] == ["right", "wrong"]
+    status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment(), 30)
+    assert (status.answers_compared, status.comparisons_timed_out, status.calls_run) == (2, 0, 0)

@@ -9,6 +9,7 @@ import pytest
 from actors.archive import ArchiveActor, read_archive
 from actors.balancer import BalancerActor
 from actors.messages import (
+    AnswerVerified,
     CallFinished,
     DescribeArchive,
     DescribeBalancer,
@@ -18,6 +19,7 @@ from actors.messages import (
     RunRollout,
     SampleTurn,
     TurnSampled,
+    VerifyAnswer,
 )
 from actors.rollout import RolloutActor
 from actors.system.actor import Actor, ActorLost, ActorRef, HandlerFailed, handles
@@ -27,7 +29,7 @@ from orchestration.tiny_model import write_tokenizer
 from policies import tokens
 from policies.balancing import BalancerOptions, Capacity
 from policies.dialogue import DialogueLimits
-from policies.trajectory import Problem, WeightsVersion
+from policies.trajectory import Problem, Verdict, WeightsVersion
 from tests.support.in_process_stage import InProcessStage
 
 VERSION = WeightsVersion(0, 5)
@@ -77,6 +79,24 @@ class ScriptedEnvironment(Actor):
         return CallFinished(result=ToolResult(id=request.call.id, status=status, stdout="42\n"))
 
 
+class VerifyingEnvironment(ScriptedEnvironment):
+    """Finds every answer right, or is lost whenever it is asked; notes the leases that are out meanwhile."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        super().__init__("success")
+        self.lost, self.asked, self.leases = lost, list[VerifyAnswer](), list[int]()
+
+    @handles(VerifyAnswer)
+    async def on_verify(self, request: VerifyAnswer) -> AnswerVerified:
+        self.asked.append(request)
+        await asyncio.sleep(0.01)  # tells are on their way
+        status = await self.port.ask(ActorRef("balancer"), DescribeBalancer())
+        self.leases.append(sum(load.sessions for load in status.loads))
+        if self.lost:
+            raise ActorLost("planted")
+        return AnswerVerified(verdict=Verdict(correct=True, extracted=request.extracted, reason="right"))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -84,14 +104,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(name: str = "rl/0/0/0") -> RunRollout:
+def request(name: str = "rl/0/0/0", gold: str = "42") -> RunRollout:
     return RunRollout(
         id=name,
         group="rl/0/0",
         sample=0,
         stage="rl",
         step=0,
-        problem=Problem(id="p", question="What is 6 times 7?", gold="42"),
+        problem=Problem(id="p", question="What is 6 times 7?", gold=gold),
         limits=DialogueLimits(max_tokens=400, max_turns=4, max_turn_tokens=100),
         temperature=1.0,
     )
@@ -191,6 +211,43 @@ async def test_a_call_that_every_sandbox_failed_voids_the_rollout(model: Path, t
         rollout, _ = await staged(stage, model, tmp_path, ScriptedEnvironment("sandbox_failure"))
         trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
         assert trajectory.finish == "sandbox_failure"
+        assert await leases(stage) == 0
+
+
+async def test_an_answer_that_takes_mathematics_is_verified_by_an_environment_and_without_a_lease(
+    model: Path, tmp_path: Path
+) -> None:
+    async with InProcessStage() as stage:
+        environment = VerifyingEnvironment()
+        rollout, _ = await staged(stage, model, tmp_path, environment)
+        trajectory = (await stage.port.ask(rollout, request(gold="\\sqrt{1764}"), 5)).trajectory
+        assert environment.asked == [VerifyAnswer(extracted="42", gold="\\sqrt{1764}")]
+        assert (trajectory.reward, trajectory.verdict.reason, trajectory.generator) == (1.0, "right", "generator-0")
+        assert environment.leases == [0]
+
+
+async def test_an_integer_gold_is_judged_without_any_message(model: Path, tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        environment = VerifyingEnvironment()
+        rollout, _ = await staged(stage, model, tmp_path, environment)
+        trajectory = (await stage.port.ask(rollout, request(gold="41"), 5)).trajectory
+        assert (trajectory.reward, trajectory.verdict.reason, environment.asked) == (0.0, "wrong", [])
+
+
+async def test_an_answer_whose_environment_died_is_verified_by_another(model: Path, tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        dying, working = VerifyingEnvironment(lost=True), VerifyingEnvironment()
+        rollout, _ = await staged(stage, model, tmp_path, working, dying)
+        asks = [stage.port.ask(rollout, request(f"r{i}", gold="\\sqrt{1764}"), 5) for i in range(4)]
+        assert [(await ask).trajectory.reward for ask in asks] == [1.0] * 4
+        assert dying.asked and len(working.asked) == 4
+
+
+async def test_an_answer_that_no_environment_can_verify_fails_the_rollout(model: Path, tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        rollout, _ = await staged(stage, model, tmp_path, VerifyingEnvironment(lost=True))
+        with pytest.raises(ActorLost, match="3 environments were lost"):
+            await stage.port.ask(rollout, request(gold="\\sqrt{1764}"), 5)
         assert await leases(stage) == 0
 
 

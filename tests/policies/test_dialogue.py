@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from env.tool_call import PYTHON_TOOL, ToolResult
 from policies import tokens
 from policies.chat_format import ChatFormat
-from policies.dialogue import TOOLS_OFF, Dialogue, DialogueLimits, Execute, Finished, Sample
-from policies.trajectory import Problem, WeightsVersion
+from policies.dialogue import TOOLS_OFF, Dialogue, DialogueLimits, Execute, Finished, Sample, Verify
+from policies.trajectory import Problem, Verdict, WeightsVersion
 
 VERSION = WeightsVersion(0, 3)
 PROBLEM = Problem(id="p", question="What is 12 times 12?", gold="144")
@@ -21,9 +21,9 @@ def call(code: str, **extra: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': PYTHON_TOOL, 'arguments': arguments})}\n</tool_call>"
 
 
-def begin(chat: ChatFormat, **limits: object) -> Dialogue:
+def begin(chat: ChatFormat, problem: Problem = PROBLEM, **limits: object) -> Dialogue:
     values = {"max_tokens": 2000, "max_turns": 4, "max_turn_tokens": 1000} | limits
-    return Dialogue(id="r", chat=chat, problem=PROBLEM, limits=DialogueLimits.model_validate(values))
+    return Dialogue(id="r", chat=chat, problem=problem, limits=DialogueLimits.model_validate(values))
 
 
 def say(dialogue: Dialogue, chat: ChatFormat, text: str, *, ends: bool = True) -> None:
@@ -150,6 +150,23 @@ def test_an_answer_that_a_tool_printed_is_not_the_models(chat: ChatFormat) -> No
     assert (finished.verdict.correct, finished.verdict.reason) == (False, "no_answer")
 
 
+def test_an_answer_that_takes_mathematics_is_verified_elsewhere(chat: ChatFormat) -> None:
+    dialogue = begin(chat, Problem(id="p", question="Solve x < 3.", gold="(-\\infty, 3)"))
+    say(dialogue, chat, "easy</reason><answer>\\boxed{x < 3}</answer>")
+    assert dialogue.next_action() == dialogue.next_action() == Verify("x < 3", "(-\\infty, 3)")
+    verdict = Verdict(correct=True, extracted="x < 3", reason="right")
+    dialogue.verified(verdict)
+    assert dialogue.next_action() == Finished("answered", verdict)
+
+
+def test_a_dialogue_that_did_not_end_in_an_answer_needs_no_verification(chat: ChatFormat) -> None:
+    dialogue = begin(chat, Problem(id="p", question="Solve x < 3.", gold="(-\\infty, 3)"))
+    say(dialogue, chat, "<answer>\\boxed{x < 3}</answer> and", ends=False)
+    finished = dialogue.next_action()
+    assert isinstance(finished, Finished)
+    assert (finished.finish, finished.verdict.reason) == ("length", "no_answer")
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(chat: ChatFormat) -> None:
     with pytest.raises(ValueError, match=r"its prompt has \d+ tokens, but max_tokens is 5"):
         begin(chat, max_tokens=5)
@@ -168,6 +185,7 @@ def test_histories_only_grow_and_never_outgrow_the_limit(chat: ChatFormat, texts
         if isinstance(action, Execute):
             dialogue.executed([ToolResult(id=ran.id, status="error", stderr="Oh") for ran in action.calls])
             continue
+        assert isinstance(action, Sample), "the gold is an integer: nothing has to be compared"
         ids = chat.model_turn(text)[: action.max_tokens]
         dialogue.sampled(tokens.pack_ids(ids), tokens.pack_floats([0.0] * len(ids)), VERSION)
         assert dialogue.ids_from(0).startswith(history)

@@ -1,0 +1,1 @@
+"""Final answers: found in a response, read, and compared with the gold."""
