@@ -1,7 +1,8 @@
 """How many cores of this machine had nothing to do: whoever starts programs can start more of them then.
 
 A program that sleeps holds a place but no core. Counting places alone would leave cores idle behind sleeping programs;
-counting none would let programs that compute push each other over their wall-clock limits.
+counting none would let programs that compute push each other over their wall-clock limits. Cores that run what has a
+lower priority (a positive nice value, as Ray's processes have) count as idle: calls run at the normal one and go first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class IdleCores:
         return max(0.0, ticks / _TICKS_PER_SECOND / seconds) if seconds > 0 else 0.0
 
     def _read(self) -> int:
-        """Ticks that all cores together spent idle or waiting for a disk."""
+        """Ticks that all cores together spent on niced processes, idle, or waiting for a disk."""
         with self._stat.open() as file:
             fields = file.readline().split()
-        return int(fields[4]) + int(fields[5])
+        return int(fields[2]) + int(fields[4]) + int(fields[5])
