@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.environment import RETRIES, EnvironmentActor, RecentResults
+from actors.environment import EnvironmentActor, RecentResults
 from actors.messages import CancelCalls, DescribeEnvironment, RunCall
 from actors.system.actor import ActorRef
+from env.call_scheduler import RETRIES
 from env.idle_cores import IdleCores
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -170,9 +171,8 @@ async def test_no_more_calls_than_cores_run_while_the_cores_are_busy(monkeypatch
 async def test_waiting_calls_are_small():
     """What waits costs its message and a future, not a task, a process or a descriptor of its own."""
     async with InProcessStage() as stage:
-        actor = EnvironmentActor(limits=Limits(wall_seconds=120), workers=1)
-        await stage.host("environment", actor)
-        waiting = [asyncio.ensure_future(actor.on_run_call(run(f"c{n}", SLEEPS))) for n in range(2000)]
+        await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=120), workers=1))
+        waiting = [asyncio.create_task(stage.port.ask(ENVIRONMENT, run(f"c{n}", SLEEPS))) for n in range(2000)]
         await until_running(stage, running=1, waiting=1999)
         others = asyncio.all_tasks() - {*waiting, asyncio.current_task()}
         assert len(others) < 10 and len(os.listdir("/proc/self/fd")) < 200
