@@ -77,6 +77,10 @@ class CallScheduler:
         self._fill()
         return answer
 
+    async def run(self, call: ToolCall) -> ToolResult:
+        """One result, when the call's turn has come; a cancelled run ends the call."""
+        return await self.submit(call)
+
     async def close(self) -> None:
         """Answer what waits, and return when nothing runs any more. What runs is ended by whoever runs it."""
         self._closed = True
