@@ -11,19 +11,12 @@ import base64
 import binascii
 import hmac
 import json
+from collections.abc import AsyncIterator
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/ping"})
-
-
-class _TooLarge(Exception):
-    """The body passes a bound; holds the status to answer with and why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why
 
 
 class Guard:
@@ -53,36 +46,20 @@ class Guard:
         if size.isdigit() and int(size) > self._body_bytes:  # refused before it is sent
             await _refuse(send, 413, self._too_long)
             return
-        await self._bounded(scope, receive, send)
-
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        mine = 0
-        answering = False
-
-        async def receive_some() -> Message:
-            nonlocal mine
-            message = await receive()
-            length = len(message.get("body", b""))
-            mine += length
-            self._held += length
-            if mine > self._body_bytes:
-                raise _TooLarge(413, self._too_long)
-            if self._held > self._all_bodies_bytes:
-                raise _TooLarge(503, "The requests under way hold as much memory as they may; try again.")
-            return message
-
-        async def send_some(message: Message) -> None:
-            nonlocal answering
-            answering = True
-            await send(message)
-
+        body = bytearray()
         try:
-            await self._app(scope, receive_some, send_some)
-        except _TooLarge as error:
-            if not answering:
-                await _refuse(send, error.status, error.why)
+            async for piece in _pieces(receive):
+                body += piece
+                self._held += len(piece)
+                if len(body) > self._body_bytes:
+                    await _refuse(send, 413, self._too_long)
+                    return
+                if self._held > self._all_bodies_bytes:
+                    await _refuse(send, 503, "The requests under way hold as much memory as they may; try again.")
+                    return
+            await self._app(scope, _again(bytes(body), receive), send)
         finally:
-            self._held -= mine
+            self._held -= len(body)
 
     @property
     def _too_long(self) -> str:
@@ -98,6 +75,26 @@ class Guard:
         elif kind.lower() != "bearer":
             return False
         return hmac.compare_digest(value.strip().encode(), self._token.encode())
+
+
+async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """A request's body as it arrives. What a client that has gone away sent of it is not told from a whole one: nobody
+    reads the answer."""
+    more = True
+    while more:
+        message = await receive()
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that has been read, then whatever comes next."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return first.pop() if first else await receive()
+
+    return receive_again
 
 
 async def _refuse(send: Send, status: int, why: str) -> None:
