@@ -21,6 +21,7 @@ from pathlib import Path
 from actors.messages import CallFinished, CancelCalls, DescribeEnvironment, EnvironmentStatus, RunCall
 from actors.system.actor import Actor, handles
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
+from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -65,18 +66,20 @@ class EnvironmentActor(Actor):
         cores: int | None = None,
         libraries: str | None = None,
         run_id: str = "",
+        faults: FaultPlan | None = None,
     ) -> None:
         """`limits` are the most that a call gets.
 
         `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
         `libraries` is the folder that `python -m env.image` built, by default the project's own.
+        `faults` are made to happen to its jails.
         """
         self._limits = limits or Limits()
         cores = cores or os.cpu_count() or 1
         self._workers = workers or WORKERS_PER_CORE * cores
         self._cores = min(cores, self._workers)
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
-        self._run_id = run_id
+        self._run_id, self._faults = run_id, faults
         self._open: dict[str, asyncio.Future[ToolResult]] = {}
         self._calls_run = self._sandbox_failures = self._cancelled = 0
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
@@ -87,7 +90,8 @@ class EnvironmentActor(Actor):
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._interpreters = Interpreters(self._limits, self._workers, self._image, self._run_id)
-        self._scheduler = CallScheduler(self._interpreters, cores=self._cores, workers=self._workers)
+        runs = self._interpreters if self._faults is None else FaultyInterpreters(self._interpreters, self._faults)
+        self._scheduler = CallScheduler(runs, cores=self._cores, workers=self._workers)
 
     async def stop(self) -> None:
         await asyncio.gather(self._scheduler.close(), self._interpreters.close())

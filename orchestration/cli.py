@@ -159,6 +159,23 @@ def bench_mailbox(
     )
 
 
+@bench.command("burst")
+def bench_burst(
+    calls: Annotated[int, typer.Option(help="Calls that are submitted at once.")] = 45_000,
+    environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
+    kill_every: Annotated[float, typer.Option(help="Kill a jail or an init every so many seconds; 0: never.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Many tool calls at once: is each answered once and rightly, how fast, in how much memory?"""
+    from orchestration.bench.burst import bench_burst as measure
+
+    figures = _run_interruptibly(measure(calls, environments, kill_every, seed))
+    print(figures.model_dump_json() if as_json else figures.model_dump_json(indent=2))
+    if not figures.flawless:
+        raise SystemExit(1)
+
+
 def _run_interruptibly(work: Any) -> Any:
     """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
 
