@@ -24,7 +24,7 @@ CALL_GRACE_S = 120.0
 """Seconds beyond its own limit after which a call's environment is asked whether it works still."""
 STATUS_DEADLINE_S = 30.0
 FAILURES = 3
-"""After so many environments have said that their sandboxes failed a call, it is given up."""
+"""After environments have said so often that their sandboxes failed a call (after trying again), it is given up."""
 PAUSES_S = (0.25, 1.0, 4.0, 16.0)
 """After losing that many environments on one call, the wait before another try: those that died need seconds to come
 back. The first loss costs no wait where there is another environment."""
@@ -66,7 +66,7 @@ class EnvironmentPool:
             log.warning("call %s: %s: %s", call.id, name, result.reason)
             avoid |= {name}
             everywhere = len(avoid) == len(self._environments)
-            if failures == FAILURES or losses > len(PAUSES_S) or (everywhere and not losses):
+            if failures == FAILURES or losses > len(PAUSES_S):
                 return result
             if losses and (everywhere or losses > 1):
                 await self._port.clock.sleep(PAUSES_S[losses - 1])

@@ -13,7 +13,7 @@ Invariants:
 - a plan is data: it can be printed, stored, and made again from its seed;
 - faults are real: processes are killed and stopped, memory is exhausted, jails fail to start, programs run twice;
   only `garbled` and `late` are done to the answer on its way;
-- a fault hits the call that the plan names and no other: it has the sandbox for itself meanwhile.
+- a fault hits the call that the plan names and no other, however many run beside it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ import contextlib
 import fnmatch
 import os
 import random
+import secrets
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from env.call_scheduler import CallScheduler
-from env.host_state import SandboxProcess, sandbox_processes
+from env.host_state import sandbox_processes
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -104,7 +106,8 @@ class Hit(NamedTuple):
     kind: FaultKind
 
 
-_SLEEPS = "import time\ntime.sleep(3600)"
+_SLEEPS = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'{}')\ntime.sleep(3600)"
+"""Gives itself a name (PR_SET_NAME), by which its process is found, and waits."""
 _EATS_MEMORY = "held = []\nwhile True:\n    held.append(b'x' * (1 << 20))"
 _LOOK_S = 0.005
 
@@ -115,8 +118,6 @@ class FaultyInterpreters:
     def __init__(self, interpreters: Interpreters, plan: FaultPlan) -> None:
         self._interpreters, self._plan = interpreters, plan
         self._runs: Counter[str] = Counter()
-        self._turns = asyncio.Condition()
-        self._inside = 0
         self.hits: list[Hit] = []
         """What has happened so far."""
 
@@ -126,14 +127,14 @@ class FaultyInterpreters:
         self._runs[call.id] += 1
         fault = self._plan.fault_for(call.id, run)
         if fault is None:
-            async with self._among_others():
-                return await self._interpreters.run(call)
+            return await self._interpreters.run(call)
         self.hits.append(Hit(call.id, run, fault.kind))
-        if fault.kind in ("crash", "hang"):
-            async with self._alone():
-                return await self._struck(call, signal.SIGKILL if fault.kind == "crash" else signal.SIGSTOP)
-        async with self._among_others():
-            return await self._altered(call, fault)
+        match fault.kind:
+            case "crash":
+                return await self._struck(call, signal.SIGKILL)
+            case "hang":
+                return await self._struck(call, signal.SIGSTOP)
+        return await self._altered(call, fault)
 
     async def _altered(self, call: ToolCall, fault: Fault) -> ToolResult:
         match fault.kind:
@@ -153,48 +154,32 @@ class FaultyInterpreters:
 
     async def _struck(self, call: ToolCall, number: signal.Signals) -> ToolResult:
         """Run a program that waits for it, and send a signal to every process of its jail."""
+        name = f"gr-{secrets.token_hex(6)}"
         before = {process.pid for process in sandbox_processes()}
-        running = asyncio.ensure_future(self._interpreters.run(call.model_copy(update={"code": _SLEEPS})))
+        running = asyncio.ensure_future(self._interpreters.run(call.model_copy(update={"code": _SLEEPS.format(name)})))
         try:
             while not running.done():
-                fresh = [process for process in sandbox_processes() if process.pid not in before]
-                if any(process.role == "program" for process in fresh):
-                    _send(fresh, number)
+                jail = [pid for pid in _jail_of(name) if pid not in before]  # those before serve other calls too
+                for pid in jail:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                if jail:
                     break
                 await asyncio.sleep(_LOOK_S)
             return await running
         finally:
             running.cancel()
 
-    @contextlib.asynccontextmanager
-    async def _among_others(self) -> AsyncIterator[None]:
-        async with self._turns:
-            await self._turns.wait_for(lambda: self._inside >= 0)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            async with self._turns:
-                self._inside -= 1
-                self._turns.notify_all()
 
-    @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        async with self._turns:
-            await self._turns.wait_for(lambda: self._inside == 0)
-            self._inside = -1
-        try:
-            yield
-        finally:
-            async with self._turns:
-                self._inside = 0
-                self._turns.notify_all()
-
-
-def _send(processes: Sequence[SandboxProcess], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+def _jail_of(name: str) -> list[int]:
+    """What the sandbox made above the program that goes by a name, and that; empty if it does not run (yet)."""
+    found = {process.pid: process.role for process in sandbox_processes()}
+    for pid, role in found.items():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if role == "program" and Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                above = [parent.pid for parent in psutil.Process(pid).parents()]
+                return [*(parent for parent in above if parent in found), pid]  # or init would report the program's end
+    return []
 
 
 async def _run_without_interpreter(call: ToolCall) -> ToolResult:

@@ -32,8 +32,8 @@ from env.tool_call import Limits, Status, ToolCall, ToolResult
 
 Kind = Literal["trivial", "numpy", "failing", "printing", "sleeping"]
 
-MIX: tuple[Kind, ...] = (*["trivial"] * 9, *["numpy"] * 4, *["failing"] * 3, *["printing"] * 3, "sleeping")
-"""Twenty calls; a burst repeats them in an order of its own."""
+MIX: dict[Kind, int] = {"trivial": 9, "numpy": 4, "failing": 3, "printing": 3, "sleeping": 1}
+"""In every twenty calls, so many of each kind."""
 SLEEP_S = 0.2
 LINES = 200
 LIMITS = Limits(wall_seconds=30.0)
@@ -107,7 +107,7 @@ def mixed_calls(count: int, seed: int = 0, name: str = "call") -> Iterator[Expec
     round_of: list[Kind] = []
     for number in range(count):
         if not round_of:
-            round_of = list(MIX)
+            round_of = [kind for kind, share in MIX.items() for _ in range(share)]
             draw.shuffle(round_of)
         yield _expected(round_of.pop(), f"{name}-{number}", number)
 

@@ -107,9 +107,10 @@ async def test_a_call_that_kills_whatever_runs_it_is_given_up():
         assert sum(len(each.asked) for each in environments) == len(PAUSES_S) + 1
 
 
-async def test_a_call_that_every_sandbox_fails_is_given_up_at_once(clock: InstantClock):
+@pytest.mark.parametrize("count", [1, 2, 8])
+async def test_a_call_that_every_sandbox_fails_is_given_up_at_once(clock: InstantClock, count: int):
     async with InProcessStage() as stage:
-        environments = [ScriptedEnvironment("fail") for _ in range(8)]
+        environments = [ScriptedEnvironment("fail") for _ in range(count)]
         pool = await pool_of(stage, *environments, clock=clock)
         assert (await pool.run(CALL)).status == "sandbox_failure"
         assert sum(len(each.asked) for each in environments) == FAILURES
