@@ -1,11 +1,13 @@
 """The actor in front of the sandbox: takes tool calls, answers each with its result; and compares final answers.
 
+Calls that are asked for together arrive together (the mailbox packs them into frames) and are answered one by one, as
+soon as each is done: there is no batch that its slowest call could hold back. When they run, `env.call_scheduler` says.
+
 Invariants:
 - a call id is run once: asked again while it runs or soon after, the same result is given;
-- a failure of the sandbox itself is tried again here before it is answered; anything else is the caller's own and is
-  answered as it is;
-- answers are compared in processes that are killed when they take too long, so that no loop waits for mathematics;
-- waiting calls cost a small object each; how many run at once is bounded by the workers.
+- each call gets exactly one answer, and waiting ones cost little (`env.call_scheduler`);
+- a cancelled call is answered at once, never started if it waited, and its program is ended if it ran;
+- answers are compared in processes that are killed when they take too long, so that no loop waits for mathematics.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import asyncio
 import contextlib
 import os
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 from actors.messages import (
     AnswerVerified,
     CallFinished,
+    CancelCalls,
     DescribeEnvironment,
     EnvironmentStatus,
     RunCall,
@@ -26,12 +30,12 @@ from actors.messages import (
 )
 from actors.system.actor import Actor, handles
 from actors.verification import Verifier
+from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
+from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
 
-RETRIES = 2
-"""How often a call is run again after the sandbox failed."""
 RECENT_RESULTS = 4096
 RECENT_CHARACTERS = 32 << 20
 """How many results, and how much of their text, are kept for those who ask again."""
@@ -66,20 +70,28 @@ class EnvironmentActor(Actor):
     """Runs tool calls in sandboxed interpreters on its own machine."""
 
     def __init__(
-        self, limits: Limits | None = None, workers: int | None = None, libraries: str | None = None, run_id: str = ""
+        self,
+        limits: Limits | None = None,
+        workers: int | None = None,
+        cores: int | None = None,
+        libraries: str | None = None,
+        run_id: str = "",
+        faults: FaultPlan | None = None,
     ) -> None:
-        """`limits` are the most that a call gets; `workers` defaults to the machine's cores.
+        """`limits` are the most that a call gets.
 
+        `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
         `libraries` is the folder that `python -m env.image` built, by default the project's own.
+        `faults` are made to happen to its jails.
         """
         self._limits = limits or Limits()
-        self._workers = workers or os.cpu_count() or 1
+        cores = cores or os.cpu_count() or 1
+        self._workers = workers or WORKERS_PER_CORE * cores
+        self._cores = min(cores, self._workers)
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
-        self._run_id = run_id
-        self._interpreters: Interpreters | None = None
-        self._running: dict[str, asyncio.Task[ToolResult]] = {}
-        self._stopping = False
-        self._calls_run = self._sandbox_failures = 0
+        self._run_id, self._faults = run_id, faults
+        self._open: dict[str, asyncio.Future[ToolResult]] = {}
+        self._calls_run = self._sandbox_failures = self._cancelled = 0
         self._answers_compared = self._comparisons_timed_out = 0
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
@@ -89,32 +101,41 @@ class EnvironmentActor(Actor):
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._interpreters = Interpreters(self._limits, self._workers, self._image, self._run_id)
-        self._verifier = Verifier(self._workers)
+        runs = self._interpreters if self._faults is None else FaultyInterpreters(self._interpreters, self._faults)
+        self._scheduler = CallScheduler(runs, cores=self._cores, workers=self._workers)
+        self._verifier = Verifier(self._cores)
 
     async def stop(self) -> None:
-        self._stopping = True
-        if self._interpreters is not None:
-            await self._interpreters.close()
-            await self._verifier.close()
+        await asyncio.gather(self._scheduler.close(), self._interpreters.close(), self._verifier.close())
 
     @handles(RunCall)
     async def on_run_call(self, request: RunCall) -> CallFinished:
         call = request.call
         result = self._recent.get(call.id)
         if result is None:
-            running = self._running.get(call.id)
-            if running is None:
-                running = self._running[call.id] = self.port.start_task(self._run(call))
-            result = await asyncio.shield(running)  # one who gives up does not take the result from the others
+            answer = self._open.get(call.id) or self._take(call)
+            result = await asyncio.shield(answer)  # who gives up does not take the result from the others
         return CallFinished(result=result)
+
+    @handles(CancelCalls)
+    async def on_cancel(self, message: CancelCalls) -> None:
+        for call_id in message.calls:
+            answer = self._open.get(call_id)
+            if answer is not None and not answer.done():
+                del self._open[call_id]  # the same id may be asked for anew
+                self._cancelled += 1
+                answer.set_result(ToolResult(id=call_id, status="sandbox_failure", reason="The call was cancelled."))
 
     @handles(DescribeEnvironment)
     async def on_describe(self, _: DescribeEnvironment) -> EnvironmentStatus:
-        assert self._interpreters is not None, "messages arrive after start()"
         return EnvironmentStatus(
             sandbox=await self._interpreters.sandbox(),
             calls_run=self._calls_run,
             sandbox_failures=self._sandbox_failures,
+            retried=self._scheduler.retried,
+            cancelled=self._cancelled,
+            waiting=self._scheduler.waiting,
+            running=self._scheduler.running,
             answers_compared=self._answers_compared,
             comparisons_timed_out=self._comparisons_timed_out,
         )
@@ -126,18 +147,17 @@ class EnvironmentActor(Actor):
         self._comparisons_timed_out += verdict.reason == "timed_out"
         return AnswerVerified(verdict=verdict)
 
-    async def _run(self, call: ToolCall) -> ToolResult:
-        assert self._interpreters is not None, "messages arrive after start()"
-        try:
-            result = await self._interpreters.run(call)
-            for _ in range(RETRIES):
-                if result.status != "sandbox_failure" or self._stopping:
-                    break
-                result = await self._interpreters.run(call)
-            self._calls_run += 1
-            self._sandbox_failures += result.status == "sandbox_failure"
-            if result.status != "sandbox_failure":  # the next one who asks may be luckier
-                self._recent.keep(result)
-            return result
-        finally:
-            del self._running[call.id]
+    def _take(self, call: ToolCall) -> asyncio.Future[ToolResult]:
+        answer = self._open[call.id] = self._scheduler.submit(call)
+        answer.add_done_callback(partial(self._finish, call.id))
+        return answer
+
+    def _finish(self, call_id: str, answer: asyncio.Future[ToolResult]) -> None:
+        if self._open.get(call_id) is not answer:
+            return  # it was cancelled
+        del self._open[call_id]
+        result = answer.result()
+        self._calls_run += 1
+        self._sandbox_failures += result.status == "sandbox_failure"
+        if result.status != "sandbox_failure":  # the next one who asks may be luckier
+            self._recent.keep(result)

@@ -39,15 +39,32 @@ class VerifyAnswer(Request[AnswerVerified], tag="environment.verify"):
     gold: str
 
 
+class CancelCalls(Message, tag="environment.cancel"):
+    """Nobody wants these calls any more: end what runs, forget what waits. Calls that are over are left alone.
+
+    It travels in the lane of `RunCall`, so that it can't overtake the call that it cancels, nor a later attempt of it.
+    Whoever still asks for such a call is told `sandbox_failure`.
+    """
+
+    calls: tuple[str, ...]
+    """Ids."""
+
+
 class EnvironmentStatus(Message, tag="environment.status"):
     sandbox: str
     """What keeps calls apart, such as `nsjail`."""
     calls_run: int
     sandbox_failures: int
     """Of the calls, those that the sandbox failed even when they were tried again."""
-    answers_compared: int = 0
+    retried: int
+    """Runs that were made because the sandbox had failed one before."""
+    cancelled: int
+    """Calls that nobody wanted any more; not counted in `calls_run`."""
+    waiting: int
+    running: int
+    answers_compared: int
     """Answers that could not be judged at sight."""
-    comparisons_timed_out: int = 0
+    comparisons_timed_out: int
 
 
 class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"):

@@ -14,43 +14,36 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from actors.environment_pool import EnvironmentPool
 from actors.messages import (
     AcquireLease,
     BeginTurn,
-    CallFinished,
     ForgetRollout,
     LeaseGranted,
     ReleaseLease,
     RolloutFinished,
-    RunCall,
     RunRollout,
     SampleTurn,
     StoreTrajectory,
     TurnEnded,
     TurnSampled,
-    VerifyAnswer,
 )
-from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
+from actors.system.actor import Actor, ActorLost, ActorRef, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
-from policies.dispatch import LeastOutstanding
 from policies.trajectory import Trajectory, Verdict
 
 log = logging.getLogger(__name__)
 
 TURN_DEADLINE_S = 600.0
 """A generator that has not finished one turn by then is taken for dead."""
-CALL_GRACE_S = 120.0
-"""Seconds beyond its own limit that a call may wait for a free interpreter."""
-VERIFICATION_DEADLINE_S = 900.0
-"""An environment that has not judged an answer by then is taken for dead: a queue of answers may wait before it."""
 LEASE_DEADLINE_S = 3600.0
 ARCHIVE_DEADLINE_S = 120.0
 TRIES = 3
-"""How often a call or a lease is tried again after the actor that had it died."""
+"""How often a turn is tried again after the generator that had it died."""
 
 
 class RefusedRollout(ValueError):
@@ -77,12 +70,12 @@ class RolloutActor(Actor):
     ) -> None:
         self._model, self._prompt, self._run_seed = model, prompt, run_seed
         self._balancer, self._archive = balancer, archive
-        self._environments = {ref.name: ref for ref in environments}
-        self._dispatch = LeastOutstanding(list(self._environments))
+        self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
 
     async def start(self) -> None:
         self._chat = load_chat_format(self._model, self._prompt)
+        self._environments = EnvironmentPool(self.port, self._environment_refs)
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
@@ -127,42 +120,11 @@ class RolloutActor(Actor):
 
     async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
         """Run one call; one whose environment died is tried on another."""
-        avoid: frozenset[str] = frozenset()
-        result = ToolResult(id=call.id, status="sandbox_failure", reason="no environment could run the call")
-        for _ in range(TRIES):
-            name = self._dispatch.choose(avoid)
-            try:
-                deadline = call.limits.wall_seconds + CALL_GRACE_S
-                finished: CallFinished = await self.port.ask(
-                    self._environments[name], RunCall(call=call, trajectory=trajectory), deadline
-                )
-            except (ActorLost, DeadlineExceeded) as error:
-                log.warning("call %s: %s failed it: %s", call.id, name, error)
-            else:
-                result = finished.result
-                if result.status != "sandbox_failure":
-                    return result
-                log.warning("call %s: %s: %s", call.id, name, result.reason)
-            finally:
-                self._dispatch.finished(name)
-            avoid |= {name}
-        return result
+        return await self._environments.run(call, trajectory)
 
     async def verify_answer(self, extracted: str, gold: str) -> Verdict:
         """The verdict of an environment; where one died, of another. Raises `ActorLost` if none gives any."""
-        avoid: frozenset[str] = frozenset()
-        for _ in range(TRIES):
-            name = self._dispatch.choose(avoid)
-            try:
-                request = VerifyAnswer(extracted=extracted, gold=gold)
-                verified = await self.port.ask(self._environments[name], request, VERIFICATION_DEADLINE_S)
-                return verified.verdict
-            except (ActorLost, DeadlineExceeded) as error:
-                log.warning("an answer: %s failed to verify it: %s", name, error)
-            finally:
-                self._dispatch.finished(name)
-            avoid |= {name}
-        raise ActorLost(f"{TRIES} environments were lost while they verified one answer; see their logs")
+        return await self._environments.verify(extracted, gold)
 
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a model turn."""

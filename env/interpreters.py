@@ -136,8 +136,7 @@ class Interpreters:
         self._closed = True
         for running in self._tasks.values():
             running.abort()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._starting is not None:
             starting, self._starting = self._starting, None
             (isolation,) = await asyncio.gather(starting, return_exceptions=True)

@@ -163,6 +163,40 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
         )
 
 
+@app.command("serve-tools")
+def serve_tools(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than the loopback need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8088,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token; or set GREENROOM_TOKEN.")] = None,
+    wall_seconds: Annotated[float, typer.Option(help="Time limit of a program.")] = 10.0,
+    memory_mib: Annotated[int, typer.Option(help="Memory limit of a program.")] = 512,
+    cores: Annotated[int, typer.Option(help="Programs at once on a machine; 0: as many as cores.")] = 0,
+    most_open: Annotated[
+        int, typer.Option(help="Submissions that may wait or run; more are told to try again.")
+    ] = 50_000,
+    environments: Annotated[int, typer.Option(help="Environment actors on Ray; 0: on this machine, without Ray.")] = 0,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; without, a local one.")] = None,
+) -> None:
+    """Serve the sandbox over HTTP with Code Judge's API."""
+    from env.tool_call import Limits
+    from orchestration.serving import ServeOptions, read_token
+    from orchestration.serving import serve_tools as serve
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        token=read_token(token_file),
+        limits=Limits(wall_seconds=wall_seconds, memory_bytes=memory_mib << 20),
+        cores=cores,
+        most_open=most_open,
+        environments=environments,
+        ray_address=ray_address,
+    )
+    _run_interruptibly(serve(options, lambda text: print(text, flush=True)))
+
+
 @bench.command("mailbox")
 def bench_mailbox(
     seconds: Annotated[float, typer.Option(help="How long each side is measured.")] = 4.0,
@@ -179,6 +213,23 @@ def bench_mailbox(
     print(
         f"mailbox: {figures.mailbox_per_s:,.0f}/s  plain Ray: {figures.plain_per_s:,.0f}/s  ratio: {figures.ratio:.1f}"
     )
+
+
+@bench.command("burst")
+def bench_burst(
+    calls: Annotated[int, typer.Option(help="Calls that are submitted at once.")] = 45_000,
+    environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
+    kill_every: Annotated[float, typer.Option(help="Kill a jail or an init every so many seconds; 0: never.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Many tool calls at once: is each answered once and rightly, how fast, in how much memory?"""
+    from orchestration.bench.burst import bench_burst as measure
+
+    figures = _run_interruptibly(measure(calls, environments, kill_every, seed))
+    print(figures.model_dump_json() if as_json else figures.model_dump_json(indent=2))
+    if not figures.flawless:
+        raise SystemExit(1)
 
 
 def _run_interruptibly(work: Any) -> Any:

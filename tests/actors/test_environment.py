@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.environment import RETRIES, EnvironmentActor, RecentResults
-from actors.messages import DescribeEnvironment, RunCall, VerifyAnswer
+from actors.environment import EnvironmentActor, RecentResults
+from actors.messages import CancelCalls, DescribeEnvironment, RunCall, VerifyAnswer
 from actors.system.actor import ActorRef
+from env.call_scheduler import RETRIES
+from env.idle_cores import IdleCores
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
 from tests.support.in_process_stage import InProcessStage
@@ -98,6 +101,83 @@ async def test_stopping_answers_what_runs():
     await asyncio.sleep(0.3)
     await stage.actors["environment"].stop()
     assert (await asked).result.status == "sandbox_failure"
+
+
+async def test_an_answer_for_another_call_is_not_taken(stage: InProcessStage, monkeypatch: pytest.MonkeyPatch):
+    real, confused = Interpreters.run, [True]
+
+    async def run_confused(pool: Interpreters, call: ToolCall) -> ToolResult:
+        result = await real(pool, call)
+        return result.model_copy(update={"id": "another", "stdout": "7\n"}) if confused and confused.pop() else result
+
+    monkeypatch.setattr(Interpreters, "run", run_confused)
+    answer = await stage.port.ask(ENVIRONMENT, run("a", "6"))
+    assert (answer.result.id, answer.result.stdout) == ("a", "6\n")
+    assert (await stage.port.ask(ENVIRONMENT, DescribeEnvironment())).retried == 1
+
+
+SLEEPS = "import time; time.sleep(60)"
+
+
+async def until_running(stage: InProcessStage, running: int, waiting: int) -> None:
+    for _ in range(1000):
+        status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment())
+        if (status.running, status.waiting) == (running, waiting):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{running} running and {waiting} waiting were never seen; last: {status}")
+
+
+async def test_cancelled_calls_are_answered_at_once_and_the_others_take_their_place():
+    async with InProcessStage() as stage:
+        await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=120), workers=1))
+        asked = {n: asyncio.create_task(stage.port.ask(ENVIRONMENT, run(n, SLEEPS))) for n in ("running", "waiting")}
+        other = asyncio.create_task(stage.port.ask(ENVIRONMENT, run("other", "'other'")))
+        await until_running(stage, running=1, waiting=2)
+        stage.port.tell(ENVIRONMENT, CancelCalls(calls=("waiting", "running", "never heard of")))
+        for task in asked.values():
+            assert (await task).result.status == "sandbox_failure"
+        assert (await other).result.stdout == "'other'\n"
+        status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment())
+        assert (status.cancelled, status.calls_run, status.running, status.waiting) == (2, 1, 0, 0)
+        again = await stage.port.ask(ENVIRONMENT, run("running", "'again'"))
+        assert again.result.stdout == "'again'\n"
+
+
+async def test_sleeping_calls_hold_nobody_back_while_cores_idle(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(IdleCores, "since_last_look", lambda _: 1.0)
+    async with InProcessStage() as stage:
+        await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=120), workers=4, cores=1))
+        sleeping = [asyncio.create_task(stage.port.ask(ENVIRONMENT, run(f"s{n}", SLEEPS))) for n in range(3)]
+        quick = await asyncio.gather(*(stage.port.ask(ENVIRONMENT, run(f"q{n}", str(n))) for n in range(4)))
+        assert [answer.result.stdout for answer in quick] == [f"{n}\n" for n in range(4)]
+        assert not any(task.done() for task in sleeping)
+        stage.port.tell(ENVIRONMENT, CancelCalls(calls=("s0", "s1", "s2")))
+        await asyncio.gather(*sleeping)
+
+
+async def test_no_more_calls_than_cores_run_while_the_cores_are_busy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(IdleCores, "since_last_look", lambda _: 0.0)
+    async with InProcessStage() as stage:
+        await stage.host("environment", EnvironmentActor(workers=4, cores=1))
+        calls = [asyncio.create_task(stage.port.ask(ENVIRONMENT, run(f"c{n}", "1"))) for n in range(4)]
+        most = 0
+        while not all(call.done() for call in calls):
+            most = max(most, (await stage.port.ask(ENVIRONMENT, DescribeEnvironment())).running)
+            await asyncio.sleep(0.01)
+        assert most == 1
+
+
+async def test_waiting_calls_are_small():
+    """What waits costs its message and a future, not a task, a process or a descriptor of its own."""
+    async with InProcessStage() as stage:
+        await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=120), workers=1))
+        waiting = [asyncio.create_task(stage.port.ask(ENVIRONMENT, run(f"c{n}", SLEEPS))) for n in range(2000)]
+        await until_running(stage, running=1, waiting=1999)
+        others = asyncio.all_tasks() - {*waiting, asyncio.current_task()}
+        assert len(others) < 10 and len(os.listdir("/proc/self/fd")) < 200
+        stage.port.tell(ENVIRONMENT, CancelCalls(calls=tuple(f"c{n}" for n in range(2000))))
+        assert all(not answer.result.is_tool_error for answer in await asyncio.gather(*waiting))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60))

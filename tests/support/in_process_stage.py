@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, DeadlineExceeded, HandlerFailed, seed_for
-from actors.system.clock import RealClock
+from actors.system.clock import Clock, RealClock
 from actors.system.message import Done, Message, Request, decode, encode
 
 
@@ -33,7 +33,8 @@ class InProcessBlobs:
 
 class InProcessPort:
     def __init__(self, stage: InProcessStage, name: str, incarnation: int) -> None:
-        self.name, self.incarnation, self.clock = name, incarnation, RealClock()
+        self.name, self.incarnation = name, incarnation
+        self.clock: Clock = RealClock()
         self.random = random.Random(seed_for(0, name))
         self.blobs = stage.blobs
         self._stage, self._ids = stage, 0

@@ -1,0 +1,199 @@
+"""`greenroom serve-tools`: a tool server over this machine's own interpreters, or over environments on Ray.
+
+Invariants:
+- without a token it listens on the loopback only;
+- when it ends, however it ends, those who wait are told to try again, and no process, mount or cgroup is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from env.call_scheduler import WORKERS_PER_CORE, CallScheduler, Runs
+from env.interpreters import Interpreters
+from env.judge_api import judge_app
+from env.judge_queue import JudgeQueue
+from env.preflight import check_host
+from env.tool_call import Limits
+from orchestration.recipe import RecipeError
+
+BACKLOG = 4096
+ENDS_WITHIN_S = 10
+RESTARTS = 1_000_000
+"""An environment of a server is brought back however often it dies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What a tool server is started with."""
+
+    host: str = "127.0.0.1"
+    port: int = 8088
+    """rStar2-Agent's default; 0 takes a free one."""
+    token: str = ""
+    limits: Limits = field(default_factory=lambda: Limits(wall_seconds=10.0))
+    """What each program gets; Code Judge's default is ten seconds."""
+    cores: int = 0
+    """Programs that run at once on a machine, more while they leave cores idle; 0 means all its cores."""
+    most_open: int = 50_000
+    """Submissions that wait or run at one time."""
+    environments: int = 0
+    """Environment actors to run programs on; 0 means none: without Ray, on this machine."""
+    ray_address: str | None = None
+    """The Ray cluster to join; None starts a local one."""
+
+    def __post_init__(self) -> None:
+        if not self.token and not _is_loopback(self.host):
+            raise RecipeError(
+                f"host {self.host} can be reached from elsewhere, and there is no token; put one in a file and give "
+                "--token-file, or set GREENROOM_TOKEN, or listen on 127.0.0.1"
+            )
+        if self.ray_address is not None and not self.environments:
+            raise RecipeError("a Ray address is of no use without environments; give --environments N")
+
+    @property
+    def cores_used(self) -> int:
+        return self.cores or os.cpu_count() or 1
+
+    @property
+    def workers(self) -> int:
+        """Most programs at once on one machine."""
+        return WORKERS_PER_CORE * self.cores_used
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(file: Path | None) -> str:
+    """The token in a file, or in the environment variable GREENROOM_TOKEN; empty if there is neither.
+
+    Raises `RecipeError` for a file that can't be read or is empty.
+    """
+    if file is None:
+        return os.environ.get("GREENROOM_TOKEN", "")
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise RecipeError(f"token file {file} can't be read: {error}") from error
+    if not token:
+        raise RecipeError(f"token file {file} is empty; put the token in it")
+    return token
+
+
+async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serve until cancelled. `say` is told the address once requests are answered.
+
+    Raises `RecipeError` if the address is taken or this machine can't isolate programs.
+    """
+    if problems := check_host():
+        raise RecipeError("this machine can't run code safely:\n" + "\n".join(map(str, problems)))
+    with _listening(options) as listener:
+        backend = _over_ray(options) if options.environments else _alone(options)
+        async with backend as runs:
+            workers = options.workers * max(1, options.environments)
+            queue = JudgeQueue(runs, options.limits, workers=workers, most_open=options.most_open)
+            app = judge_app(queue, token=options.token)
+            await _serve(
+                uvicorn.Config(
+                    app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=ENDS_WITHIN_S
+                ),
+                listener,
+                queue,
+                say,
+            )
+
+
+@contextlib.contextmanager
+def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise RecipeError(
+            f"can't listen on {options.host} port {options.port}: {error}; choose another --port"
+        ) from error
+    with listener:
+        yield listener
+
+
+@contextlib.asynccontextmanager
+async def _alone(options: ServeOptions) -> AsyncIterator[Runs]:
+    interpreters = Interpreters(options.limits, options.workers, run_id=f"serve-tools-{options.port}")
+    scheduler = CallScheduler(interpreters, cores=options.cores_used, workers=options.workers)
+    try:
+        await interpreters.sandbox()
+        yield scheduler
+    finally:
+        await asyncio.gather(scheduler.close(), interpreters.close())
+
+
+@contextlib.asynccontextmanager
+async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
+    from actors.environment import EnvironmentActor
+    from actors.environment_pool import EnvironmentPool
+    from actors.system.ray_stage import RayStage
+    from actors.system.stage import Part
+
+    on_cluster = options.ray_address is not None
+    parts = [
+        Part(
+            name=f"environment-{index}",
+            actor=EnvironmentActor,
+            arguments={
+                "limits": options.limits,
+                "workers": options.workers,
+                "cores": options.cores_used,
+                "run_id": f"serve-tools-{options.port}-{index}",
+            },
+            # On a cluster the reservation is what spreads them over machines.
+            cpus=float(options.cores_used) if on_cluster else 0.0,
+            restarts=RESTARTS,
+        )
+        for index in range(options.environments)
+    ]
+    async with RayStage(seed=0, name="serve-tools", address=options.ray_address) as stage:
+        yield EnvironmentPool(stage.port, await stage.spawn(*parts))
+
+
+class _Server(uvicorn.Server):
+    """Says when it is up, and leaves signals alone: whoever runs it cancels it."""
+
+    def __init__(self, config: uvicorn.Config, up: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._up = up
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._up()
+
+
+async def _serve(
+    config: uvicorn.Config, listener: socket.socket, queue: JudgeQueue, say: Callable[[str], None]
+) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server = _Server(config, lambda: say(f"serving on {address}  (API: {address}/docs)"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        queue.close()
+        server.should_exit = True
+        await serving
