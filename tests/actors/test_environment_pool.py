@@ -65,7 +65,15 @@ class ScriptedEnvironment(Actor):
         self.looks += 1
         done = self.looks if self.progresses else 0
         return EnvironmentStatus(
-            sandbox="scripted", calls_run=done, sandbox_failures=0, retried=0, cancelled=0, waiting=0, running=0
+            sandbox="scripted",
+            calls_run=done,
+            sandbox_failures=0,
+            retried=0,
+            cancelled=0,
+            waiting=0,
+            running=0,
+            answers_compared=0,
+            comparisons_timed_out=0,
         )
 
 
