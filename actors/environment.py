@@ -13,13 +13,17 @@ import asyncio
 import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.messages import CallFinished, DescribeEnvironment, EnvironmentStatus, RunCall
 from actors.system.actor import Actor, handles
+from env import preload
 from env.image import Image
-from env.interpreters import Interpreters
+from env.interpreters import SANDBOX, Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
+from env.zygotes import RECYCLE_AFTER
 
 RETRIES = 2
 """How often a call is run again after the sandbox failed."""
@@ -57,16 +61,26 @@ class EnvironmentActor(Actor):
     """Runs tool calls in sandboxed interpreters on its own machine."""
 
     def __init__(
-        self, limits: Limits | None = None, workers: int | None = None, libraries: str | None = None, run_id: str = ""
+        self,
+        limits: Limits | None = None,
+        workers: int | None = None,
+        libraries: str | None = None,
+        run_id: str = "",
+        isolation: IsolationKind = "zygote",
+        preloaded: Sequence[str] = preload.LIBRARIES,
+        recycle_after: int = RECYCLE_AFTER,
     ) -> None:
         """`limits` are the most that a call gets; `workers` defaults to the machine's cores.
 
-        `libraries` is the folder that `python -m env.image` built, by default the project's own.
+        `libraries` is the folder that `python -m env.image` built, by default the project's own. How calls are kept
+        apart (`isolation`, `preloaded`, `recycle_after`) is as in `env.interpreters.Interpreters`.
         """
         self._limits = limits or Limits()
         self._workers = workers or os.cpu_count() or 1
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
         self._run_id = run_id
+        self._isolation: IsolationKind = isolation
+        self._preloaded, self._recycle_after = tuple(preloaded), recycle_after
         self._interpreters: Interpreters | None = None
         self._running: dict[str, asyncio.Task[ToolResult]] = {}
         self._stopping = False
@@ -78,7 +92,15 @@ class EnvironmentActor(Actor):
         # Where engines share the cores, calls go first: their results are what makes the engines' batches large.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
-        self._interpreters = Interpreters(self._limits, self._workers, self._image, self._run_id)
+        self._interpreters = Interpreters(
+            self._limits,
+            self._workers,
+            self._image,
+            self._run_id,
+            isolation=self._isolation,
+            preloaded=self._preloaded,
+            recycle_after=self._recycle_after,
+        )
 
     async def stop(self) -> None:
         self._stopping = True
@@ -99,8 +121,11 @@ class EnvironmentActor(Actor):
     @handles(DescribeEnvironment)
     async def on_describe(self, _: DescribeEnvironment) -> EnvironmentStatus:
         assert self._interpreters is not None, "messages arrive after start()"
+        isolation = await self._interpreters.isolation()
         return EnvironmentStatus(
-            sandbox=await self._interpreters.sandbox(),
+            sandbox=SANDBOX,
+            isolation=self._interpreters.isolation_kind,
+            weaknesses=isolation.weaknesses,
             calls_run=self._calls_run,
             sandbox_failures=self._sandbox_failures,
         )
