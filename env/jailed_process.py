@@ -76,11 +76,9 @@ class JailedProcess:
                 os.close(descriptor)
 
     async def _run(self) -> Ended:
-        out, err = Stream(self._limits.output_bytes), Stream(self._limits.output_bytes)
-        self._open |= {out.reader, out.writer}
-        self._open |= {err.reader, err.writer}
-        status, log = Stream(4096), Stream(_LOG_BYTES)
-        self._open |= {status.reader, status.writer, log.reader, log.writer}
+        cap = self._limits.output_bytes
+        streams = out, err, status, log = Stream.several(cap, cap, 4096, _LOG_BYTES)
+        self._open |= {end for stream in streams for end in (stream.reader, stream.writer)}
         control, control_writer = os.pipe()
         self._open |= {control, control_writer}
         code = sealed("code", self._code)

@@ -64,6 +64,19 @@ class Stream:
             if not self.read() or (len(self.kept) == before and not self.truncated):
                 return
 
+    @classmethod
+    def several(cls, *caps: int) -> list[Stream]:
+        """One for each cap, or none. Raises `OSError` if the host lacks descriptors."""
+        made: list[Stream] = []
+        try:
+            for cap in caps:
+                made.append(cls(cap))
+        except OSError:
+            for stream in made:
+                stream.close()
+            raise
+        return made
+
     def close_writer(self) -> None:
         """Our copy of the end that the jail writes to; then the jail's end of it tells of the jail's end."""
         if self.writer >= 0:

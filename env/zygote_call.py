@@ -61,7 +61,7 @@ class ZygoteCall:
         self._limits, self._slot, self._confirmed = limits, slot, confirmed
         self._user = 1 + jail.calls % (jail.ids.count - 1) if jail.ids.count > 1 else 0
         self._loop = asyncio.get_running_loop()
-        self._out, self._err = Stream(limits.output_bytes), Stream(limits.output_bytes)
+        self._out, self._err = Stream.several(limits.output_bytes, limits.output_bytes)
         self._cause: Cause = ""
         self._init = -1
         """A pidfd of the room's init, once there is one."""
@@ -103,6 +103,7 @@ class ZygoteCall:
                 stream.close()
             if self._init >= 0:
                 os.close(self._init)
+                self._init = -1
         return self._conclude()
 
     def hear(self, said: Said) -> None:
@@ -189,6 +190,8 @@ class ZygoteCall:
 
     def _kill(self, cause: Cause) -> None:
         """End everything of this call. The first cause is the one that counts."""
+        if self._over.done():
+            return
         self._cause = self._cause or cause
         self._end_room()
         self._timers.append(self._loop.call_later(ENDS_WITHIN_S, self._jail.kill))

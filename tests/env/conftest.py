@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+import env.jail_per_call
+import env.zygotes
 from env import cgroups
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
@@ -125,6 +127,16 @@ async def interpreters(isolation: IsolationKind) -> AsyncIterator[Interpreters]:
         yield pool
     finally:
         await pool.close()
+
+
+def break_jails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on jails are to run a program that is not there."""
+
+    def broken(*_: object, **__: object) -> str:
+        return 'exec_bin { path: "/no/such/program" }\n'
+
+    monkeypatch.setattr(env.zygotes, "zygote_jail_config", broken)
+    monkeypatch.setattr(env.jail_per_call, "jail_config", broken)
 
 
 class Program:
