@@ -87,11 +87,12 @@ def root_of(image: Image) -> Root:
     return Root(tuple(binds), tuple(links))
 
 
-def environment() -> dict[str, str]:
-    """All the environment variables of a call. Threads are one per library: a call's cores are not its own.
+THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""One thread for each library: a call's cores are not its own."""
 
-    The hash seed is fixed so that a stored call can be run again with the same output.
-    """
+
+def environment() -> dict[str, str]:
+    """All the environment variables of a call. The hash seed is fixed: a stored call, run again, prints the same."""
     return {
         "HOME": runner.HOME,
         "TMPDIR": runner.HOME,
@@ -102,9 +103,7 @@ def environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        **THREADS,
     }
 
 

@@ -15,8 +15,8 @@ LIBRARIES = ("numpy", "mpmath", "sympy", "scipy", "networkx", "pandas")
 """In the order in which zygotes add them: what is used most, and what others import, comes first."""
 
 BASE = (
-    "os", "math", "itertools", "functools", "collections", "re", "random", "json", "fractions", "decimal",
-    "heapq", "bisect", "string", "datetime", "typing", "operator", "copy",
+    "_ast", "_sitebuiltins", "atexit", "io", "os", "math", "itertools", "functools", "collections", "re", "random",
+    "json", "fractions", "decimal", "heapq", "bisect", "string", "datetime", "typing", "operator", "copy",
 )  # fmt: skip
 """Modules of the standard library that every zygote has."""
 

@@ -12,6 +12,7 @@ Sources: seccomp(2), linux/seccomp.h, linux/filter.h; numbers from asm/unistd_64
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,6 +130,11 @@ def _kafel_test(argument: Argument | None) -> str:
     return f"({name}) {{ {test} }}"
 
 
+ZYGOTE_RULES = tuple(rule for rule in RULES if rule.name != "setns")
+"""What a zygote can do without, and its programs inherit."""
+PROGRAM_RULES = tuple(rule for rule in RULES if rule.name == "setns")
+"""The rest of the policy, for programs."""
+
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in struct seccomp_data."""
@@ -137,10 +143,11 @@ _X32_BIT = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
 
-def bpf() -> bytes:
-    """The policy as an array of struct sock_filter: 8 bytes an instruction, for `seccomp(SECCOMP_SET_MODE_FILTER)`.
+def bpf(rules: Iterable[Rule]) -> bytes:
+    """Rules as an array of struct sock_filter: 8 bytes an instruction, for `seccomp(SECCOMP_SET_MODE_FILTER)`.
 
-    The kernel remembers which numbers are always allowed, so the length of the chain costs an ordinary call nothing.
+    The kernel remembers which numbers are always allowed, so the length of the chain costs an ordinary call nothing. It
+    finds that out when the filter is installed, by trying every number, which takes half a millisecond for all rules.
     """
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -150,7 +157,7 @@ def bpf() -> bytes:
         _instruction(_JUMP_AT_LEAST, _X32_BIT, if_false=1),
         _instruction(_RETURN, _ERRNO | ENOSYS),
     ]
-    for rule in RULES:
+    for rule in rules:
         refusal = _instruction(_RETURN, _ERRNO | rule.error)
         argument = rule.argument
         if argument is None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from env import cgroups, jail, preload, runner, seccomp, zygote
+from env.huge_pages import use_huge_pages
 from env.jail_link import Link, Said
 from env.launch import Lane, Nsjail
 from env.staging import spawn
@@ -84,7 +85,7 @@ class ZygoteJail:
         self._pidfd = -1
         self._links: list[Link] = []
         self._growing: asyncio.Future[None] | None = None
-        self._born = (0, 0)
+        self._born = 0
         self._ended = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -152,7 +153,11 @@ class ZygoteJail:
             raise JailFailed(f"a zygote was not ready in {STARTS_WITHIN_S:g} s: {self.words()}") from None
         finally:
             self._growing = None
-        self.zygotes.append(Zygote(link, *self._born))
+        pid = self._born
+        await asyncio.get_running_loop().run_in_executor(self._lane.executor, use_huge_pages, pid)
+        if self._slot is not None:
+            self._slot.move_in(pid)
+        self.zygotes.append(Zygote(link, pid, _address_space(pid)))
         link.turn_to(self._hear_zygote)
 
     def _hear_warden(self, said: Said) -> None:
@@ -172,10 +177,7 @@ class ZygoteJail:
                 self._lane.cgroup.move_in(said.pid)
             growing.set_result(None)
         elif said.word == "ready":
-            if self._slot is not None:
-                self._slot.move_in(said.pid)
-            pages = int(Path(f"/proc/{said.pid}/statm").read_text().split()[0])
-            self._born = (said.pid, pages * os.sysconf("SC_PAGE_SIZE"))
+            self._born = said.pid
             growing.set_result(None)
         else:
             growing.set_exception(LibraryMissing(said.text))
@@ -306,8 +308,18 @@ def _bundle() -> int:
         compile(file.read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
         for name, file in files.items()
     ]
-    settings = {"filter": seccomp.bpf(), "base": preload.BASE, "warm_ups": preload.WARM_UPS}
+    settings = {
+        "zygote_filter": seccomp.bpf(seccomp.ZYGOTE_RULES),
+        "program_filter": seccomp.bpf(seccomp.PROGRAM_RULES),
+        "base": preload.BASE,
+        "warm_ups": preload.WARM_UPS,
+    }
     return sealed("zygote", marshal.dumps((*codes, settings)))
+
+
+def _address_space(pid: int) -> int:
+    """Bytes, from proc_pid_statm(5)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _protect(pid: int) -> None:
