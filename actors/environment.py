@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +31,14 @@ from actors.messages import (
 )
 from actors.system.actor import Actor, handles
 from actors.verification import Verifier
+from env import preload
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
 from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
-from env.interpreters import Interpreters
+from env.interpreters import SANDBOX, Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
+from env.zygotes import RECYCLE_AFTER
 
 RECENT_RESULTS = 4096
 RECENT_CHARACTERS = 32 << 20
@@ -76,12 +80,16 @@ class EnvironmentActor(Actor):
         cores: int | None = None,
         libraries: str | None = None,
         run_id: str = "",
+        isolation: IsolationKind = "zygote",
+        preloaded: Sequence[str] = preload.LIBRARIES,
+        recycle_after: int = RECYCLE_AFTER,
         faults: FaultPlan | None = None,
     ) -> None:
         """`limits` are the most that a call gets.
 
         `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
-        `libraries` is the folder that `python -m env.image` built, by default the project's own.
+        `libraries` is the folder that `python -m env.image` built, by default the project's own. How calls are kept
+        apart (`isolation`, `preloaded`, `recycle_after`) is as in `env.interpreters.Interpreters`.
         `faults` are made to happen to its jails.
         """
         self._limits = limits or Limits()
@@ -90,6 +98,8 @@ class EnvironmentActor(Actor):
         self._cores = min(cores, self._workers)
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
         self._run_id, self._faults = run_id, faults
+        self._isolation: IsolationKind = isolation
+        self._preloaded, self._recycle_after = tuple(preloaded), recycle_after
         self._open: dict[str, asyncio.Future[ToolResult]] = {}
         self._calls_run = self._sandbox_failures = self._cancelled = 0
         self._answers_compared = self._comparisons_timed_out = 0
@@ -100,7 +110,15 @@ class EnvironmentActor(Actor):
         # Where engines share the cores, calls go first: their results are what makes the engines' batches large.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
-        self._interpreters = Interpreters(self._limits, self._workers, self._image, self._run_id)
+        self._interpreters = Interpreters(
+            self._limits,
+            self._workers,
+            self._image,
+            self._run_id,
+            isolation=self._isolation,
+            preloaded=self._preloaded,
+            recycle_after=self._recycle_after,
+        )
         runs = self._interpreters if self._faults is None else FaultyInterpreters(self._interpreters, self._faults)
         self._scheduler = CallScheduler(runs, cores=self._cores, workers=self._workers)
         self._verifier = Verifier(self._cores)
@@ -128,8 +146,11 @@ class EnvironmentActor(Actor):
 
     @handles(DescribeEnvironment)
     async def on_describe(self, _: DescribeEnvironment) -> EnvironmentStatus:
+        isolation = await self._interpreters.isolation()
         return EnvironmentStatus(
-            sandbox=await self._interpreters.sandbox(),
+            sandbox=SANDBOX,
+            isolation=self._interpreters.isolation_kind,
+            weaknesses=isolation.weaknesses,
             calls_run=self._calls_run,
             sandbox_failures=self._sandbox_failures,
             retried=self._scheduler.retried,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from actors.system.message import Done, Message, Request
+from env.isolation import IsolationKind
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Capacity, Lease, Load, Wish
 from policies.dialogue import DialogueLimits
@@ -52,7 +53,11 @@ class CancelCalls(Message, tag="environment.cancel"):
 
 class EnvironmentStatus(Message, tag="environment.status"):
     sandbox: str
-    """What keeps calls apart, such as `nsjail`."""
+    """What keeps calls away from the host, such as `nsjail`."""
+    isolation: IsolationKind
+    """How calls are kept apart from each other."""
+    weaknesses: tuple[str, ...]
+    """What the host can't give, and what stands in for it; usually empty."""
     calls_run: int
     sandbox_failures: int
     """Of the calls, those that the sandbox failed even when they were tried again."""

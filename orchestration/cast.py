@@ -90,6 +90,9 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
                     "limits": recipe.largest_call(),
                     "workers": recipe.environments.workers,
                     "run_id": f"{run_id}-{ref.name}",
+                    "isolation": recipe.environments.isolation,
+                    "preloaded": recipe.environments.preloaded,
+                    "recycle_after": recipe.environments.recycle_after,
                 },
                 restarts=ENVIRONMENT_RESTARTS,
             )

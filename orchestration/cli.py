@@ -232,6 +232,24 @@ def bench_burst(
         raise SystemExit(1)
 
 
+@bench.command("tools")
+def bench_tools(
+    seconds: Annotated[float, typer.Option(help="How long each side of each kind is measured.")] = 6.0,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds in which that is done.")] = 3,
+    concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default the number of cores.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Isolated calls per second against spawning `python file.py` for each, without isolation."""
+    from orchestration.bench.tools import bench_tools as measure
+
+    figures = _run_interruptibly(measure(seconds=seconds, rounds=rounds, concurrency=concurrency))
+    if as_json:
+        print(figures.model_dump_json())
+        return
+    for name, kind in figures.kinds.items():
+        print(f"{name}: {kind.ours_per_s:,.1f}/s  spawn: {kind.spawn_per_s:,.1f}/s  ratio: {kind.ratio:.1f}")
+
+
 def _run_interruptibly(work: Any) -> Any:
     """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
 

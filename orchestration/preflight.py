@@ -93,7 +93,7 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
             1,
             0.0,
             environments.count * (LIGHT_ACTOR_BYTES + calls),
-            f"{environments.workers} calls at once each, nsjail",
+            f"{environments.workers} calls at once each, nsjail, {environments.isolation}",
         ),
         Need("rollout", rollouts.count, 1, 0.0, rollouts.count * LIGHT_ACTOR_BYTES),
         Need("learner", 1, recipe.learner.threads, recipe.learner.gpus, LEARNER_BYTES + learner),

@@ -17,7 +17,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from actors.engines.vllm_engine import VllmOptions
 from actors.tokenizer import PromptOptions
+from env.isolation import IsolationKind
+from env.preload import LIBRARIES
 from env.tool_call import Limits
+from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
 from policies.options import LimitOptions, Options
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
@@ -90,6 +93,12 @@ class EnvironmentSettings(Options):
     count: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1)] = 2
     """Calls that each runs at once."""
+    isolation: IsolationKind = "zygote"
+    """How calls are kept apart: each forked by a warm interpreter into its own namespaces, or each in a fresh jail."""
+    preloaded: tuple[str, ...] = LIBRARIES
+    """Libraries that zygotes import before a call comes, in this order; those that the sandbox lacks are left out."""
+    recycle_after: Annotated[int, Field(ge=1)] = RECYCLE_AFTER
+    """Calls after which a zygote's jail is replaced by a new one."""
 
 
 class RolloutSettings(Options):

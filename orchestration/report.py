@@ -219,7 +219,7 @@ def _facts(run: RunFolder) -> str:
     """A short table: what ran, on what, for how long, and how the work was shared."""
     summary, steps = run.summary, of_kind(run.records, "step")
     facts: list[tuple[str, str]] = []
-    for key, label in (("engine", "engine"), ("sandbox", "sandbox"), ("seed", "seed")):
+    for key, label in (("engine", "engine"), ("sandbox", "sandbox"), ("isolation", "isolation"), ("seed", "seed")):
         value = summary.get(key, run.recipe.get(key))
         if value is not None:
             facts.append((label, str(value)))

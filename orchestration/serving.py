@@ -134,7 +134,7 @@ async def _alone(options: ServeOptions) -> AsyncIterator[Runs]:
     interpreters = Interpreters(options.limits, options.workers, run_id=f"serve-tools-{options.port}")
     scheduler = CallScheduler(interpreters, cores=options.cores_used, workers=options.workers)
     try:
-        await interpreters.sandbox()
+        await interpreters.isolation()
         yield scheduler
     finally:
         await asyncio.gather(scheduler.close(), interpreters.close())

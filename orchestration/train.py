@@ -198,6 +198,8 @@ class Training:
         self._summary |= {
             "engine": statuses[0].engine,
             "sandbox": environments[0].sandbox,
+            "isolation": environments[0].isolation,
+            "weaknesses": sorted({text for status in environments for text in status.weaknesses}),
             "tool_calls": sum(status.calls_run for status in environments),
             "sandbox_failures": sum(status.sandbox_failures for status in environments),
             "generators": {

@@ -66,6 +66,8 @@ class ScriptedEnvironment(Actor):
         done = self.looks if self.progresses else 0
         return EnvironmentStatus(
             sandbox="scripted",
+            isolation="zygote",
+            weaknesses=(),
             calls_run=done,
             sandbox_failures=0,
             retried=0,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+import env.jail_per_call
+import env.zygotes
 from env import cgroups
 from env.interpreters import Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
 
 ROOM_S = 0.5
@@ -24,10 +29,13 @@ ROOM_S = 0.5
 class Host:
     """What a call must leave as it was."""
 
-    children: frozenset[int]
+    children: int
+    processes: int
+    """Of the children, with all that they have started: a room and all of its processes are gone after a call."""
     mounts: tuple[str, ...]
     cgroups: frozenset[str]
-    descriptors: frozenset[str]
+    descriptors: Counter[str]
+    """What our descriptors lead to, without the numbers that differ between two of a kind."""
     scratch: frozenset[str]
 
 
@@ -66,7 +74,8 @@ def look_at_host() -> Host:
         if path.is_dir()
     ]
     return Host(
-        children=children_of_this_process(),
+        children=len(children_of_this_process()),
+        processes=len(descendants(children_of_this_process())),
         mounts=tuple(Path("/proc/self/mountinfo").read_text().splitlines()),
         cgroups=frozenset(found),
         descriptors=_open_descriptors(),
@@ -74,11 +83,23 @@ def look_at_host() -> Host:
     )
 
 
-def _open_descriptors() -> frozenset[str]:
+def descendants(pids: Iterable[int]) -> frozenset[int]:
+    """Processes and all that they have started, as far as it is still there."""
+    found: set[int] = set()
+    for pid in pids:
+        try:
+            found |= {pid, *descendants(children_of_process(pid))}
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return frozenset(found)
+
+
+def _open_descriptors() -> Counter[str]:
     """All but the configurations and the runner, which are kept on purpose (a bounded number)."""
-    links = {name: Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")}
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if link.is_symlink()]
     kept = ("/memfd:greenroom-config", "/memfd:greenroom-runner")
-    return frozenset(n for n, link in links.items() if link.is_symlink() and not os.readlink(link).startswith(kept))
+    return Counter(re.sub(r"\d+", "N", target) for target in targets if not target.startswith(kept))
 
 
 @contextmanager
@@ -88,15 +109,34 @@ def host_left_as_it_was() -> Iterator[None]:
     assert look_at_host() == before
 
 
+ISOLATIONS: tuple[IsolationKind, ...] = ("zygote", "jail-per-call")
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> IsolationKind:
+    return request.param
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def interpreters() -> AsyncIterator[Interpreters]:
+async def interpreters(isolation: IsolationKind) -> AsyncIterator[Interpreters]:
     """One worker that has run a call, so that whatever is made once has been made. Shared: no call may soil it."""
-    pool = Interpreters(Limits(wall_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 20), workers=1, run_id="tests")
+    limits = Limits(wall_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 20)
+    pool = Interpreters(limits, workers=1, run_id="tests", isolation=isolation)
     try:
-        assert (await pool.run(ToolCall(id="first", code="1"))).status == "success"
+        assert (await pool.run(ToolCall(id="first", code="import mpmath"))).status == "success"
         yield pool
     finally:
         await pool.close()
+
+
+def break_jails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on jails are to run a program that is not there."""
+
+    def broken(*_: object, **__: object) -> str:
+        return 'exec_bin { path: "/no/such/program" }\n'
+
+    monkeypatch.setattr(env.zygotes, "zygote_jail_config", broken)
+    monkeypatch.setattr(env.jail_per_call, "jail_config", broken)
 
 
 class Program:

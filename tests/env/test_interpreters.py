@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-import env.interpreters
 from env import cgroups
 from env.cgroups import children_of
 from env.image import Image
 from env.interpreters import Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall
 from tests.env.conftest import (
+    ISOLATIONS,
     Program,
+    break_jails,
     children_of_process,
     children_of_this_process,
     host_left_as_it_was,
@@ -174,22 +176,12 @@ async def test_calls_get_no_more_than_the_pool_grants():
 
 
 async def test_no_more_calls_run_at_once_than_there_are_workers_and_they_start_in_order(interpreters: Interpreters):
-    most = 0
-
-    async def watch() -> None:
-        nonlocal most
-        while True:
-            most = max(most, len(children_of_this_process()))
-            await asyncio.sleep(0.01)
-
-    watcher = asyncio.create_task(watch())
-    calls = [ToolCall(id=str(n), code="import time; print(time.monotonic_ns()); time.sleep(0.05)") for n in range(5)]
+    code = "import time\nprint(time.monotonic_ns())\ntime.sleep(0.05)\nprint(time.monotonic_ns())"
+    calls = [ToolCall(id=str(n), code=code) for n in range(5)]
     results = await asyncio.gather(*(interpreters.run(call) for call in calls))
-    watcher.cancel()
-    assert most == 1
     assert [result.id for result in results] == [call.id for call in calls]
-    starts = [int(result.stdout) for result in results]
-    assert starts == sorted(starts)
+    starts_and_ends = [int(time) for result in results for time in result.stdout.split()]
+    assert starts_and_ends == sorted(starts_and_ends)  # one worker: each starts when the one before has ended
 
 
 async def test_a_cancelled_call_ends_its_program_and_frees_its_worker(interpreters: Interpreters, run_code: Program):
@@ -216,30 +208,46 @@ async def test_a_call_cancelled_while_it_waits_never_runs(interpreters: Interpre
     assert (await running).stdout == "done\n"
 
 
-async def test_a_jail_that_is_killed_from_outside_is_our_failure_and_the_next_call_is_clean(run_code: Program):
-    with host_left_as_it_was():
-        task = asyncio.create_task(run_code("import time; time.sleep(30)"))
-        jails = await until(children_of_this_process)
+async def test_a_jail_that_is_killed_from_outside_is_our_failure_and_the_next_call_is_clean(isolation: IsolationKind):
+    others = children_of_this_process()
+    pool = Interpreters(Limits(wall_seconds=30), workers=1, isolation=isolation)
+    try:
+        await pool.run(ToolCall(id="0", code="1"))
+        with host_left_as_it_was():
+            task = asyncio.create_task(pool.run(ToolCall(id="a", code="import time; time.sleep(30)")))
+            jails = await until(lambda: children_of_this_process() - others)
+            await asyncio.sleep(0.2)
+            for jail in jails:
+                os.kill(jail, signal.SIGKILL)
+            result = await task
+            assert (result.status, result.exit_code) == ("sandbox_failure", None)
+            assert not result.is_tool_error
+            assert (await pool.run(ToolCall(id="b", code="1"))).status == "success"
+    finally:
+        await pool.close()
+
+
+async def test_an_init_that_is_killed_from_outside_is_our_failure(isolation: IsolationKind):
+    others = children_of_this_process()
+    pool = Interpreters(Limits(wall_seconds=30), workers=1, isolation=isolation)
+    try:
+        task = asyncio.create_task(pool.run(ToolCall(id="a", code="import time; time.sleep(30)")))
+        inits = await until(
+            lambda: [init for jail in children_of_this_process() - others for init in children_of(jail)]
+        )
         await asyncio.sleep(0.2)
-        for jail in jails:
-            os.kill(jail, signal.SIGKILL)
-        result = await task
-        assert (result.status, result.exit_code) == ("sandbox_failure", None)
-        assert not result.is_tool_error
-        assert (await run_code("1")).status == "success"
+        os.kill(inits[0], signal.SIGKILL)
+        assert (await task).status == "sandbox_failure"
+    finally:
+        await pool.close()
 
 
-async def test_an_init_that_is_killed_from_outside_is_our_failure(run_code: Program):
-    task = asyncio.create_task(run_code("import time; time.sleep(30)"))
-    inits = await until(lambda: [init for jail in children_of_this_process() for init in children_of(jail)])
-    await asyncio.sleep(0.2)
-    os.kill(inits[0], signal.SIGKILL)
-    assert (await task).status == "sandbox_failure"
-
-
-async def test_nsjails_own_words_are_in_the_reason_when_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(env.interpreters, "jail_config", lambda *_, **__: 'exec_bin { path: "/no/such/program" }\n')
-    pool = Interpreters(Limits(), workers=1, image=Image(libraries=None))
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_nsjails_own_words_are_in_the_reason_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch, isolation: IsolationKind
+):
+    break_jails(monkeypatch)
+    pool = Interpreters(Limits(), workers=1, image=Image(libraries=None), isolation=isolation)
     try:
         result = await pool.run(ToolCall(id="a", code="1"))
     finally:
@@ -248,15 +256,23 @@ async def test_nsjails_own_words_are_in_the_reason_when_it_fails(monkeypatch: py
     assert "/no/such/program" in result.reason
 
 
-async def test_a_host_out_of_descriptors_is_our_failure_and_recovers(run_code: Program):
+@pytest.mark.parametrize("left", [0, 3, 4])
+async def test_a_host_out_of_descriptors_is_our_failure_and_recovers(isolation: IsolationKind, left: int):
+    pool = Interpreters(Limits(wall_seconds=30), workers=1, isolation=isolation)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 3, hard))
     try:
-        result = await run_code("1")
+        await pool.run(ToolCall(id="0", code="1"))
+        with host_left_as_it_was():
+            taken = {int(name) for name in os.listdir("/proc/self/fd")}
+            resource.setrlimit(resource.RLIMIT_NOFILE, ([n for n in range(soft) if n not in taken][left], hard))
+            try:
+                result = await pool.run(ToolCall(id="a", code="1"))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert (result.status, result.is_tool_error) == ("sandbox_failure", False)
+            assert (await pool.run(ToolCall(id="b", code="1"))).status == "success"
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (result.status, result.is_tool_error) == ("sandbox_failure", False)
-    assert (await run_code("1")).status == "success"
+        await pool.close()
 
 
 async def test_closing_ends_what_runs_and_leaves_nothing():
@@ -273,6 +289,7 @@ async def test_closing_ends_what_runs_and_leaves_nothing():
 HOST = """
 import asyncio
 from env.interpreters import Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall
 
 code = "import os, time\\nif os.fork() == 0: os.setsid()\\nwhile True: time.sleep(0.01)"

@@ -35,7 +35,7 @@ async def judge() -> AsyncIterator[httpx.AsyncClient]:
     interpreters = Interpreters(LIMITS, workers=4, run_id="tests-judge")
     scheduler = CallScheduler(interpreters, cores=2, workers=4)
     try:
-        await interpreters.sandbox()
+        await interpreters.isolation()
         async with served(judge_app(JudgeQueue(scheduler, LIMITS, workers=4, most_open=1000))) as client:
             yield client
     finally:

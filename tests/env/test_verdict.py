@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env.interpreters import verdict
-from env.jailed_process import Ended
 from env.tool_call import Limits, Status, ToolCall
+from env.verdict import Ended, verdict
 
 CALL = ToolCall(id="c", code="1")
 LIMITS = Limits(wall_seconds=2.5, memory_bytes=64 << 20)

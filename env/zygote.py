@@ -1,0 +1,325 @@
+"""The processes of a long-lived jail: a warden that makes rooms, and zygotes that fork the programs into them.
+
+    nsjail -> warden (process 1 of the jail) -> zygote of the standard library -> zygote with numpy -> ...
+                 |                                     |
+                 v one for each call                   v one for each call
+              init (process 1 of a room)            the program (process 2 of that room)
+
+A *room* is what one call has to itself: PID, mount and IPC namespaces, an init, an empty scratch directory. The warden
+forks its init because it is small: a fork costs what the forking process has in memory. A program is forked by the
+smallest zygote that has its libraries, enters the room, gives up every right, and only then reads the user's code.
+
+Standard library only. Runs inside the jail with the capabilities of the jail's own user namespace.
+
+Invariants:
+- warden and zygotes have one thread, never compile or read what users wrote, and never read what a program sends;
+- a program has left its zygote's user, capabilities, descriptors and namespaces, and has its limits and its seccomp
+  filter, before it sees a byte of the user's code; it says so itself (`started`), and the host checks;
+- everything ends when the warden does, and the warden ends when its link to the host closes.
+
+Links are SOCK_SEQPACKET sockets, one packet a message, words in ASCII. What may be said (host -> here, here -> host):
+- warden: first `up`; `room SCRATCH_BYTES INODES` -> `room` with a pidfd of its init, later `gone CPU_MICROSECONDS`;
+- zygote: `run UID ADDRESS_SPACE FILE_SIZE PROCESSES` with (pidfd of init, code, stdout, stderr, and stdin if any)
+  -> `started ...` from the program itself and `ended WAIT_STATUS MONOTONIC_NS CPU_MICROSECONDS MAXRSS_KIB`,
+  or `failed WHY`;
+- zygote: `grow LIBRARY` with a socket -> on that socket `up`, and after the host's `go`: `ready`, or `lacks WHY`.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+import _signal  # pyright: ignore[reportMissingImports]
+import _socket  # pyright: ignore[reportMissingImports]
+import ctypes
+import gc
+import marshal
+import posix
+import resource
+import select
+import sys
+import time
+
+from env import runner
+
+WARDEN_LINK = 3
+ZYGOTE_LINK = 4
+"""Of the first zygote; those of later ones come with `grow`."""
+BUNDLE = 5
+"""Readable: marshalled (code of `env.runner`, code of this file, settings)."""
+
+ROOM = posix.CLONE_NEWNS | posix.CLONE_NEWIPC
+_MS_NOSUID, _MS_NODEV = 2, 4
+_PR_SET_DUMPABLE, _PR_GET_SECCOMP, _PR_CAPBSET_DROP, _PR_GET_NO_NEW_PRIVS = 4, 21, 24, 39
+_SYS_SECCOMP, _SET_MODE_FILTER = 317, 1
+_CAPABILITY_VERSION_3 = 0x20080522
+_INSTRUCTION = 8
+_DESCRIPTORS = 8
+_MESSAGE = 4096
+
+_EPERM = 1
+_IMMORTAL = 0xFF
+"""Of each of the four bytes of an immortal object's reference count (CPython 3.12, PEP 683)."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+CODE = type(runner.main.__code__)
+this_process = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+no_capabilities = (ctypes.c_uint32 * 6)()
+myself = -1
+"""A pidfd of this process: the way back from a room's PID namespace."""
+
+
+class Filter(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+    def __init__(self, instructions):
+        super().__init__(len(instructions) // _INSTRUCTION, instructions)
+
+
+def install(program):
+    checked(libc.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, 0, ctypes.byref(program)))
+
+
+def main():
+    settings = marshal.loads(posix.pread(BUNDLE, 1 << 20, 0))[2]
+    posix.close(BUNDLE)
+    del sys.modules["env"], sys.modules["env.runner"]  # users must not find them
+    harden()
+    if posix.fork() == 0:
+        posix.close(WARDEN_LINK)
+        install(Filter(settings["zygote_filter"]))
+        zygote = Zygote(settings)
+        code = zygote.serve(ZYGOTE_LINK, "")
+        return runner.run_program(code)  # in the process of a program
+    posix.close(ZYGOTE_LINK)
+    keep_rooms()
+
+
+def harden():
+    """Nobody may look into this process or its children, and nothing that is executed can gain rights."""
+    try:
+        posix.setgroups([])
+    except PermissionError:
+        pass  # in a user namespace with one group: the host's others count as nobody's
+    checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    number = 0
+    while libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:  # up to the last one that the kernel knows
+        number += 1
+
+
+def checked(result):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, posix.strerror(number))
+
+
+def keep_rooms():
+    """The warden: make rooms, and say when one is gone. Ends with its link."""
+    link = _socket.socket(fileno=WARDEN_LINK)
+    link.send(b"up")
+    know_myself()
+    events = select.poll()
+    events.register(WARDEN_LINK, select.POLLIN)
+    inits = {}
+    while True:
+        for descriptor, _ in events.poll():
+            if descriptor == WARDEN_LINK:
+                words = link.recv(_MESSAGE).split()
+                if not words:
+                    posix._exit(0)
+                init = make_room(link, *map(int, words[1:]))
+                handle = posix.pidfd_open(init)
+                inits[handle] = init
+                events.register(handle, select.POLLIN)
+            else:
+                events.unregister(descriptor)
+                posix.close(descriptor)
+                _, _, usage = posix.wait4(inits.pop(descriptor), 0)
+                link.send(b"gone %d" % microseconds(usage))
+
+
+def know_myself():
+    global myself
+    myself = posix.pidfd_open(posix.getpid())
+
+
+def make_room(link, scratch_bytes, inodes):
+    """Fork the init of a new room. Returns its pid."""
+    posix.unshare(posix.CLONE_NEWPID)
+    init = posix.fork()
+    if init:
+        posix.setns(myself, posix.CLONE_NEWPID)
+        return init
+    try:
+        posix.unshare(ROOM)
+        options = b"size=%d,nr_inodes=%d,mode=1777" % (scratch_bytes, inodes)
+        home = runner.HOME.encode()
+        checked(libc.mount(b"none", home, b"tmpfs", ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options))
+        handle = posix.pidfd_open(posix.getpid())
+        link.sendmsg([b"room"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handle.to_bytes(4, sys.byteorder))])
+        posix.closerange(0, 1 << 16)
+        be_init()
+    except BaseException:  # it must never return into the warden's loop
+        sys.excepthook(*sys.exc_info())
+    posix._exit(1)
+
+
+def be_init():
+    """Reap orphans until somebody kills this process, and the kernel with it everything in the room."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
+    while True:
+        try:
+            while posix.waitpid(-1, posix.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        _signal.sigwait([_signal.SIGCHLD])
+
+
+def microseconds(usage):
+    return int((usage.ru_utime + usage.ru_stime) * 1e6)
+
+
+class Zygote:
+    """A fork server with libraries in its memory."""
+
+    def __init__(self, settings):
+        """`settings`: `program_filter` (BPF), `base` (modules of every zygote), `warm_ups` (library -> code)."""
+        self.filter = Filter(settings["program_filter"])
+        self.base = settings["base"]
+        self.warm_ups = settings["warm_ups"]
+
+    def serve(self, descriptor, library):
+        """Import, then fork programs for as long as the host likes. Returns the user's code, in a program's process."""
+        link = _socket.socket(fileno=descriptor)
+        know_myself()
+        link.send(b"up")
+        if not link.recv(_MESSAGE):
+            posix._exit(0)
+        self.preload(link, library)
+        while True:
+            request, ancillary, _, _ = link.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * _DESCRIPTORS))
+            words = request.split()
+            if not words:
+                posix._exit(0)
+            descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
+            if words[0] == b"grow":
+                if posix.fork() == 0:
+                    link.close()
+                    posix.close(myself)
+                    return self.serve(descriptors[0], words[1].decode())
+            else:
+                started = self.fork_program(link, descriptors)
+                if started is None:
+                    return self.become_program(link, descriptors, *map(int, words[1:]))
+            for descriptor in descriptors:
+                posix.close(descriptor)
+
+    def preload(self, link, library):
+        sys.path.append(runner.LIBRARIES)
+        try:
+            if library:
+                __import__(library)
+                exec(self.warm_ups.get(library, ""), {"__name__": "warm_up"})
+            else:
+                for name in self.base:
+                    __import__(name)
+                runner.execute(b"None", {})  # what compiling needs is set up by the first time
+        except Exception as error:  # whatever a library may raise: the host is told, and does without
+            link.send(b"lacks " + f"{type(error).__name__}: {error}".encode("ascii", "replace")[:1000])
+            posix._exit(0)
+        sys.path.remove(runner.LIBRARIES)
+        gc.collect()
+        make_immortal(gc.get_objects())
+        gc.freeze()  # collections in programs would copy all of it
+        link.send(b"ready")
+
+    def fork_program(self, link, descriptors):
+        """Fork a program into the room and tell how it ended. None in its process, True in the zygote's."""
+        try:
+            posix.setns(descriptors[0], posix.CLONE_NEWPID)
+            program = posix.fork()
+        except OSError as error:
+            posix.setns(myself, posix.CLONE_NEWPID)
+            link.send(b"failed " + str(error).encode("ascii", "replace"))
+            return True
+        if program == 0:
+            return None
+        posix.setns(myself, posix.CLONE_NEWPID)
+        _, status, usage = posix.wait4(program, 0)
+        now = time.monotonic_ns()
+        link.send(b"ended %d %d %d %d" % (status, now, microseconds(usage), usage.ru_maxrss))
+        return True
+
+    def become_program(self, link, descriptors, user, address_space, file_size, processes):
+        """Enter the room, give up all rights, say so. Returns the user's code. Ends the process if anything fails."""
+        init, code, out, err, *given = descriptors
+        try:
+            posix.setns(init, ROOM)
+            posix.setsid()
+            posix.chdir(runner.HOME)
+            posix.dup2(given[0] if given else posix.open("/dev/null", posix.O_RDONLY), 0)
+            resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+            if processes:
+                resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+            reseed()
+            if user:
+                posix.setresgid(user, user, user)
+                posix.setresuid(user, user, user)
+            self.give_up_rights()
+            link.send(what_is_in_force())
+            link.detach()
+            text = runner.read_whole(code)
+        except BaseException:  # nothing may go on from here with rights that it should not have
+            sys.excepthook(*sys.exc_info())
+            posix._exit(70)
+        posix.dup2(out, 1)
+        posix.dup2(err, 2)
+        posix.closerange(3, 1 << 16)
+        return text
+
+    def give_up_rights(self):
+        checked(libc.capset(this_process, no_capabilities))
+        install(self.filter)
+
+
+def what_is_in_force():
+    """`started` MONOTONIC_NS PID UID SECCOMP_MODE NO_NEW_PRIVS CAPABILITIES MAXRSS_KIB, as the kernel tells it."""
+    held = (ctypes.c_uint32 * 6)()
+    checked(libc.capget(this_process, held))
+    refused = libc.setns(-1, 0) == -1 and ctypes.get_errno() == _EPERM  # EBADF without the program's own filter
+    return b"started %d %d %d %d %d %d %d" % (
+        time.monotonic_ns(),
+        posix.getpid(),
+        posix.getuid(),
+        libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) if refused else 0,
+        libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0),
+        sum(held),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
+
+
+def make_immortal(objects):
+    """Make objects, and what they refer to, immortal (PEP 683): counting references would copy their pages.
+
+    In a program that solves a quadratic with sympy this halves the pages that are copied.
+    """
+    while objects:
+        fresh = [one for one in objects if sys.getrefcount(one) < 1 << 31]
+        objects = gc.get_referents(*fresh)
+        for one in fresh:
+            if type(one) is CODE:  # the collector does not look into these
+                objects += (one.co_consts, one.co_names, one.co_name, one.co_qualname, one.co_filename)
+            ctypes.memset(id(one), _IMMORTAL, 4)
+
+
+def reseed():
+    """Generators that were made before the fork would give every program the same numbers."""
+    for name in ("numpy.random", "sympy.core.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
+
+
+if __name__ == "__main__":
+    main()

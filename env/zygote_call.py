@@ -1,0 +1,231 @@
+"""One call in a jail of zygotes: make it a room, start its program there, watch it, end it, say what came of it.
+
+Invariants:
+- the deadline is kept here, on the monotonic clock, and counts from the start of the user's program;
+- a program of which the kernel does not say that it has its own user, no rights and its filter, is ended at once;
+- both streams are read as they come and kept up to their cap;
+- `run` returns when nothing of the call is left, whatever happened; `abort` makes that happen at once;
+- a jail that does not do its part in time is ended, and the call with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from env import cgroups
+from env.jail import address_space_bytes, file_size_bytes, inodes
+from env.streams import Stream, sealed
+from env.tool_call import Limits
+from env.verdict import Cause, Ended, settled
+from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, Said, ZygoteJail, set_out_of_memory_score
+
+_FILTERED = 2
+"""SECCOMP_MODE_FILTER."""
+
+
+@dataclass
+class Confirmed:
+    """For how many calls each protection was seen to be in force when the user's code started."""
+
+    calls: int = 0
+    init: int = 0
+    """The program was not process 1 of its room: an init of ours was."""
+    own_user: int = 0
+    """The kernel gave the program's user as the one chosen for this call."""
+    seccomp: int = 0
+    no_rights: int = 0
+    """No capabilities, and none to be gained."""
+    memory_limit: int = 0
+    """The call's memory was charged to a cgroup that had the call's limit."""
+
+
+class ZygoteCall:
+    """One run of a program. Use once: `await ZygoteCall(...).run()`."""
+
+    def __init__(
+        self,
+        jail: ZygoteJail,
+        depth: int,
+        code: bytes,
+        stdin: bytes,
+        limits: Limits,
+        slot: cgroups.Slot | None,
+        confirmed: Confirmed,
+    ) -> None:
+        """`depth` says which of the jail's zygotes forks the program."""
+        self._jail, self._depth, self._code, self._stdin = jail, depth, code, stdin
+        self._limits, self._slot, self._confirmed = limits, slot, confirmed
+        self._user = 1 + jail.calls % (jail.ids.count - 1) if jail.ids.count > 1 else 0
+        self._loop = asyncio.get_running_loop()
+        self._out, self._err = Stream.several(limits.output_bytes, limits.output_bytes)
+        self._cause: Cause = ""
+        self._init = -1
+        """A pidfd of the room's init, once there is one."""
+        self._asked = False
+        """Whether a zygote has been asked for the program."""
+        self._started: Said | None = None
+        self._ended: Said | None = None
+        self._room_cpu_us: int | None = None
+        """Set when the room is gone."""
+        self._failure = ""
+        self._over = self._loop.create_future()
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def abort(self) -> None:
+        """End the program now; `run` returns once it is gone."""
+        self._kill("aborted")
+
+    async def run(self) -> Ended:
+        """Run to the end. Raises `OSError` if the host lacks descriptors, or the jail has ended before it began."""
+        jail = self._jail
+        jail.calls += 1
+        jail.tenant = self
+        try:
+            if self._slot is not None:
+                self._slot.prepare(self._limits, our_processes=len(jail.zygotes))
+            jail.ask_for_room(self._limits.scratch_bytes, inodes(self._limits))
+            self._timers.append(self._loop.call_later(STARTS_WITHIN_S, self._kill, "start"))
+            await self._over
+        except asyncio.CancelledError:  # the event loop is being torn down: no more waiting on it
+            jail.end_now()
+            raise
+        finally:
+            jail.tenant = None
+            for timer in self._timers:
+                timer.cancel()
+            for stream in (self._out, self._err):
+                self._loop.remove_reader(stream.reader)
+                stream.drain()
+                stream.close()
+            if self._init >= 0:
+                os.close(self._init)
+                self._init = -1
+        return self._conclude()
+
+    def hear(self, said: Said) -> None:
+        """The jail's answers, in the order in which they come. What is not expected means that it misbehaves."""
+        if said.word == "room" and len(said.descriptors) == 1 and self._init < 0:
+            (self._init,) = said.descriptors
+            if self._cause:
+                self._end_room()
+            else:
+                self._start_program()
+        elif said.word == "started" and len(said.numbers) == 7 and self._asked and self._started is None:
+            self._on_started(said)
+        elif said.word == "ended" and len(said.numbers) == 4 and self._asked and self._ended is None:
+            self._ended = said
+            self._end_room()
+            self._finish()
+        elif said.word == "failed" and self._asked and self._ended is None:
+            self._failure, self._asked = said.text, False
+            self._end_room()
+        elif said.word == "gone" and len(said.numbers) == 1:
+            self._room_cpu_us = said.numbers[0]
+            self._finish()
+        else:
+            self._failure = f"the jail said {said.word!r} out of turn"
+            self._jail.kill()
+
+    def lose_jail(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _finish(self) -> None:
+        """The call is over when its room is, and its zygote has told of the program."""
+        if self._room_cpu_us is not None and (self._ended is not None or not self._asked) and not self._over.done():
+            self._over.set_result(None)
+
+    def _start_program(self) -> None:
+        limits, zygote = self._limits, self._jail.zygotes[self._depth]
+        address_space = address_space_bytes(limits, self._slot is not None) + zygote.address_space
+        processes = 0 if self._slot is not None else limits.processes
+        request = b"run %d %d %d %d" % (self._user, address_space, file_size_bytes(limits), processes)
+        given: list[int] = []
+        try:
+            given.append(sealed("code", self._code))
+            if self._stdin:
+                given.append(sealed("input", self._stdin))
+            code, *stdin = given
+            self._asked = True
+            self._jail.ask_for_program(
+                self._depth, request, [self._init, code, self._out.writer, self._err.writer, *stdin]
+            )
+        except OSError as error:
+            self._asked, self._failure = False, str(error)
+            self._end_room()
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        for stream in (self._out, self._err):
+            stream.close_writer()
+            self._loop.add_reader(stream.reader, self._on_readable, stream)
+
+    def _on_started(self, said: Said) -> None:
+        self._started = said
+        set_out_of_memory_score(said.pid, 0)  # it has its zygote's, which is protected
+        _, pid, user, seccomp, no_new_privileges, capabilities, _ = said.numbers
+        own_user = user == self._user != 0 and said.uid == self._jail.ids.outside + self._user
+        no_rights = no_new_privileges == 1 and capabilities == 0
+        if pid == 1 or seccomp != _FILTERED or not no_rights or (self._user and not own_user):
+            self._failure = f"a program said of its protections: {said.text}, sent by user {said.uid}"
+            self._kill("start")
+            return
+        seen = self._confirmed
+        seen.init, seen.seccomp, seen.no_rights = seen.init + 1, seen.seccomp + 1, seen.no_rights + 1
+        seen.own_user += own_user
+        left = self._limits.wall_seconds - (time.monotonic_ns() - said.numbers[0]) / 1e9
+        self._timers[0].cancel()
+        self._timers.append(self._loop.call_later(max(0.0, left), self._kill, "timeout"))
+
+    def _on_readable(self, stream: Stream) -> None:
+        if not stream.read():
+            self._loop.remove_reader(stream.reader)
+        elif stream.truncated:
+            self._loop.remove_reader(stream.reader)
+            self._kill("output_limit")
+
+    def _kill(self, cause: Cause) -> None:
+        """End everything of this call. The first cause is the one that counts."""
+        if self._over.done():
+            return
+        self._cause = self._cause or cause
+        self._end_room()
+        self._timers.append(self._loop.call_later(ENDS_WITHIN_S, self._jail.kill))
+
+    def _end_room(self) -> None:
+        """Kill its init: the kernel ends the rest with it."""
+        if self._init >= 0:
+            try:
+                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def _conclude(self) -> Ended:
+        ended_ns = self._ended.numbers[1] if self._ended else time.monotonic_ns()
+        wall = (ended_ns - self._started.numbers[0]) / 1e9 if self._started else 0.0
+        wait_status = self._ended.numbers[0] if self._ended and self._started and self._cause != "start" else None
+        cpu_us = (self._ended.numbers[2] if self._ended else 0) + (self._room_cpu_us or 0)
+        out_of_memory = False
+        if self._slot is not None:
+            out_of_memory, peak = self._slot.out_of_memory(), self._slot.peak_bytes()
+            self._confirmed.memory_limit += peak > 0
+        else:
+            peak = (self._ended.numbers[3] - self._started.numbers[6]) * 1024 if self._ended and self._started else 0
+        self._confirmed.calls += 1
+        return Ended(
+            stdout=bytes(self._out.kept),
+            stderr=bytes(self._err.kept),
+            stdout_truncated=self._out.truncated,
+            stderr_truncated=self._err.truncated,
+            wait_status=wait_status,
+            cause=settled(self._cause, self._limits, wall, wait_status is not None),
+            out_of_memory=out_of_memory,
+            wall_seconds=wall,
+            cpu_seconds=cpu_us / 1e6,
+            peak_bytes=max(0, peak),
+            log=" ".join(filter(None, (self._failure, "" if wait_status is not None else self._jail.words()))),
+        )

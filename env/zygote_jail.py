@@ -1,0 +1,342 @@
+"""One long-lived jail of zygotes, seen from the host: its start, its links, its growth, its end.
+
+Invariants:
+- one call at a time; what the jail says goes to that call;
+- a link that closes, or says what it should not, means that the jail has misbehaved: it is ended, and its call is told;
+- zygotes import outside the cgroup of calls and are moved into it afterwards: libraries are not on a call's bill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import marshal
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from env import cgroups, jail, preload, runner, seccomp, zygote
+from env.huge_pages import use_huge_pages
+from env.jail_link import Link, Said
+from env.launch import Lane, Nsjail
+from env.staging import spawn
+from env.streams import Stream, sealed
+from env.user_ids import UserIds
+
+logger = logging.getLogger(__name__)
+
+STARTS_WITHIN_S = 30.0
+"""A jail or zygote that is not ready by then has failed (the machine may be very busy)."""
+ENDS_WITHIN_S = 2.0
+_NUDGE_S = 0.05
+_LOG_BYTES = 8 << 10
+_PROTECTED = -900
+"""oom_score_adj of warden and zygotes: a call that is out of memory must not cost the next ones their zygote."""
+
+
+class JailFailed(OSError):
+    """A jail could not be started or has ended; the text has its own words."""
+
+
+class LibraryMissing(ImportError):
+    """A zygote could not import a library."""
+
+
+class Tenant(Protocol):
+    """The call that has a jail to itself."""
+
+    def hear(self, said: Said) -> None: ...
+
+    def lose_jail(self) -> None:
+        """The jail has ended, and with it everything of this call."""
+        ...
+
+
+@dataclass
+class Zygote:
+    """A fork server of the jail, ready to fork."""
+
+    link: Link
+    pid: int
+    address_space: int
+    """Bytes of address space that it has, and a program inherits."""
+
+
+class ZygoteJail:
+    """A jail with its zygotes. `await start()` first."""
+
+    def __init__(self, nsjail: Nsjail, config: int, lane: Lane, slot: cgroups.Slot | None, ids: UserIds) -> None:
+        """`lane` launches it, in the cgroup in which zygotes import; `slot` is the cgroup of its calls."""
+        self._nsjail, self._config, self._lane, self._slot = nsjail, config, lane, slot
+        self.ids = ids
+        self.tenant: Tenant | None = None
+        self.lost = False
+        """Whether it has ended, or misbehaved and is being ended."""
+        self.calls = 0
+        self.zygotes: list[Zygote] = []
+        self.log = Stream(_LOG_BYTES)
+        self._warden: Link | None = None
+        self._warden_pidfd = -1
+        self._pid = 0
+        self._pidfd = -1
+        self._links: list[Link] = []
+        self._growing: asyncio.Future[None] | None = None
+        self._born = 0
+        self._ended = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def start(self) -> None:
+        """Raises `JailFailed`, or another `OSError` if the host lacks descriptors or processes."""
+        try:
+            warden = self._warden = self._new_link(self._hear_warden)
+            first = self._new_link(self._hear_newborn)
+            theirs = {
+                0: _nothing(),
+                1: self.log.writer,
+                2: self.log.writer,
+                zygote.WARDEN_LINK: warden.theirs.fileno(),
+                zygote.ZYGOTE_LINK: first.theirs.fileno(),
+                zygote.BUNDLE: _bundle(),
+                jail.CONFIG: self._config,
+            }
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._lane.executor, self._launch, theirs)
+            warden.theirs.close()
+            self.log.close_writer()
+            loop.add_reader(self._pidfd, self._on_exit)
+            await self._birth(first)
+        except BaseException:
+            await self.end()
+            raise
+
+    def _launch(self, theirs: dict[int, int]) -> None:
+        command = [self._nsjail.path, "--config", f"/proc/self/fd/{jail.CONFIG}"]
+        self._pid = spawn(command, theirs)
+        self._pidfd = os.pidfd_open(self._pid)
+        if self._lane.cgroup is not None:
+            self._lane.cgroup.add(self._pid)
+
+    async def grow(self, library: str) -> None:
+        """Fork the last zygote and let the new one import `library` too.
+
+        Raises `LibraryMissing` if it can't be imported; `JailFailed` if the jail ends or does not answer in time.
+        """
+        link = self._new_link(self._hear_newborn)
+        self.zygotes[-1].link.say(b"grow %s" % library.encode(), [link.theirs.fileno()])
+        await self._birth(link)
+
+    def _new_link(self, hear: Callable[[Said], None]) -> Link:
+        link = Link(hear, self._lose)
+        self._links.append(link)
+        return link
+
+    async def _birth(self, link: Link) -> None:
+        """Wait until the zygote behind a link has imported, and take it into service."""
+        link.theirs.close()
+        self._growing = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(STARTS_WITHIN_S):
+                await self._growing  # `up`: it has been moved to where zygotes import
+                link.say(b"go")
+                self._growing = asyncio.get_running_loop().create_future()
+                await self._growing  # `ready`
+        except LibraryMissing:
+            self._links.remove(link)
+            link.close()
+            raise
+        except TimeoutError:
+            self._lose("a zygote was not ready in time")
+            raise JailFailed(f"a zygote was not ready in {STARTS_WITHIN_S:g} s: {self.words()}") from None
+        finally:
+            self._growing = None
+        pid = self._born
+        await asyncio.get_running_loop().run_in_executor(self._lane.executor, use_huge_pages, pid)
+        if self._slot is not None:
+            self._slot.move_in(pid)
+        self.zygotes.append(Zygote(link, pid, _address_space(pid)))
+        link.turn_to(self._hear_zygote)
+
+    def _hear_warden(self, said: Said) -> None:
+        if self._warden_pidfd < 0:  # it says `up` first: then it can be ended directly
+            self._warden_pidfd = os.pidfd_open(said.pid)
+            _protect(said.pid)
+        elif self.tenant is not None:
+            self.tenant.hear(said)
+
+    def _hear_newborn(self, said: Said) -> None:
+        growing = self._growing
+        if growing is None or growing.done():
+            return
+        if said.word == "up":
+            _protect(said.pid)
+            if self._lane.cgroup is not None:
+                self._lane.cgroup.move_in(said.pid)
+            growing.set_result(None)
+        elif said.word == "ready":
+            self._born = said.pid
+            growing.set_result(None)
+        else:
+            growing.set_exception(LibraryMissing(said.text))
+
+    def _hear_zygote(self, said: Said) -> None:
+        if self.tenant is not None:
+            self.tenant.hear(said)
+
+    def ask_for_room(self, scratch_bytes: int, inodes: int) -> None:
+        """The tenant hears `room` with a pidfd of its init. Raises `JailFailed`."""
+        assert self._warden is not None, "the jail has been started"
+        self._say(self._warden, b"room %d %d" % (scratch_bytes, inodes))
+
+    def ask_for_program(self, depth: int, request: bytes, descriptors: Sequence[int]) -> None:
+        """The tenant hears `started` and `ended`, or `failed`. Raises `JailFailed`."""
+        self._say(self.zygotes[depth].link, request, descriptors)
+
+    def _say(self, link: Link, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            link.say(message, descriptors)
+        except OSError as error:
+            self._lose(str(error))
+            raise JailFailed(f"the jail does not take messages: {error}") from error
+
+    def _lose(self, why: str) -> None:
+        """End a jail that misbehaved. Its tenant hears of it when nothing is left."""
+        if not self.lost:
+            logger.info("a jail of zygotes is given up: %s", why)
+            self.kill()
+
+    def kill(self) -> None:
+        """End everything in the jail; `ended` tells when that is so."""
+        self.lost = True
+        if self._growing is not None and not self._growing.done():
+            self._growing.set_exception(JailFailed(f"the jail ended: {self.words()}"))
+        if self._ended.is_set() or self._pidfd < 0:
+            return
+        if self._warden_pidfd >= 0:  # process 1 of the jail: the kernel ends all others with it
+            _signal(self._warden_pidfd, signal.SIGKILL)
+        else:
+            _signal(self._pidfd, signal.SIGKILL)
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(_NUDGE_S, _signal, self._pidfd, signal.SIGCHLD))  # it sometimes sleeps on
+        self._timers.append(loop.call_later(ENDS_WITHIN_S, _signal, self._pidfd, signal.SIGKILL))
+
+    def _on_exit(self) -> None:
+        """nsjail has ended. If somebody killed it, what is in the jail may still be there."""
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self.kill()
+        self._reap()
+        if self._warden_pidfd >= 0:
+            asyncio.get_running_loop().add_reader(self._warden_pidfd, self._on_warden_exit)
+        else:
+            self._conclude()
+
+    def _on_warden_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._warden_pidfd)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        self._ended.set()
+        if self.tenant is not None:
+            self.tenant.lose_jail()
+
+    def _reap(self) -> None:
+        if self._pid:
+            try:
+                os.waitpid(self._pid, 0)
+            except ChildProcessError:
+                pass  # somebody ignores SIGCHLD in this process: the kernel has reaped it
+            self._pid = 0
+
+    async def end(self) -> None:
+        """End the jail if it has not ended, wait until nothing is left of it, and close what belongs to it."""
+        self.kill()
+        if self._pidfd >= 0 and not self._ended.is_set():
+            loop = asyncio.get_running_loop()  # perhaps another one than at the start
+            loop.add_reader(self._pidfd, self._on_exit)
+            await self._ended.wait()
+        self._close()
+
+    def end_now(self) -> None:
+        """As `end`, without an event loop that goes on: blocks for some milliseconds."""
+        self.lost = True
+        if self._pid:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._pidfd)
+            for descriptor in (self._warden_pidfd, self._pidfd):
+                if descriptor >= 0:
+                    _signal(descriptor, signal.SIGKILL)
+            self._reap()
+        self._ended.set()
+        self._close()
+
+    def _close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for link in self._links:
+            link.close()
+        self.log.close()
+        for descriptor in (self._pidfd, self._warden_pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pidfd = self._warden_pidfd = -1
+        self._links.clear()
+        self._timers.clear()
+
+    def words(self) -> str:
+        """What nsjail and the jail's processes have said since this was last asked."""
+        self.log.drain()
+        text = bytes(self.log.kept).decode("utf-8", "replace")
+        self.log.kept.clear()
+        self.log.truncated = False
+        return " ".join(line for line in text.splitlines() if "no version information available" not in line)
+
+
+@functools.cache
+def _nothing() -> int:
+    """/dev/null, open for the life of this process."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@functools.cache
+def _bundle() -> int:
+    """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
+    files = {"runner": Path(str(runner.__file__)), "zygote": Path(str(zygote.__file__))}
+    codes = [
+        compile(file.read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
+        for name, file in files.items()
+    ]
+    settings = {
+        "zygote_filter": seccomp.bpf(seccomp.ZYGOTE_RULES),
+        "program_filter": seccomp.bpf(seccomp.PROGRAM_RULES),
+        "base": preload.BASE,
+        "warm_ups": preload.WARM_UPS,
+    }
+    return sealed("zygote", marshal.dumps((*codes, settings)))
+
+
+def _address_space(pid: int) -> int:
+    """Bytes, from proc_pid_statm(5)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _protect(pid: int) -> None:
+    set_out_of_memory_score(pid, _PROTECTED)
+
+
+def set_out_of_memory_score(pid: int, score: int) -> None:
+    """proc_pid_oom_score_adj(5); without effect where we may not, or if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"%d" % score)
+    except OSError:
+        pass  # a call out of memory may then cost its zygote, which is replaced
+
+
+def _signal(pidfd: int, number: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass

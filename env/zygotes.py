@@ -1,0 +1,133 @@
+"""Each worker has a long-lived jail of zygotes; each call a room of its own in it.
+
+Invariants:
+- a jail has one call at a time, and is replaced after `recycle_after` calls (the layout of its memory is the same for
+  all of its programs, and whatever the kernel keeps for it should not pile up), or when it misbehaves;
+- a jail starts when its worker's first call comes, and grows to the libraries that calls name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from env import cgroups, preload
+from env.image import Image
+from env.isolation import NO_CGROUP, ONE_USER, Running, say_once
+from env.jail import zygote_jail_config
+from env.launch import Lane, Nsjail
+from env.staging import Staging
+from env.streams import sealed
+from env.tool_call import Limits, ToolCall, ToolResult
+from env.user_ids import UserIds, block_for
+from env.verdict import verdict
+from env.zygote_call import Confirmed, ZygoteCall
+from env.zygote_jail import LibraryMissing, ZygoteJail
+
+logger = logging.getLogger(__name__)
+
+RECYCLE_AFTER = 2000
+
+
+class _Worker:
+    """What one worker keeps from call to call."""
+
+    def __init__(self, config: int, slot: cgroups.Slot | None, ids: UserIds) -> None:
+        self.config, self.slot, self.ids = config, slot, ids
+        self.jail: ZygoteJail | None = None
+
+
+class Zygotes:
+    """Programs forked by interpreters that have imported what they need."""
+
+    def __init__(
+        self,
+        image: Image,
+        workers: int,
+        run_id: str,
+        libraries: Sequence[str] = preload.LIBRARIES,
+        recycle_after: int = RECYCLE_AFTER,
+    ) -> None:
+        """`libraries` in the order in which zygotes add them; those that the image lacks are left out.
+
+        Raises `OSError` if the root can't be staged or cgroups can't be made.
+        """
+        self._libraries = [name for name in libraries if image.libraries and (image.libraries / name).exists()]
+        self._recycle_after = recycle_after
+        self.confirmed = Confirmed()
+        with ExitStack() as undo:
+            self._staging = Staging(image)
+            undo.callback(self._staging.close)
+            self._nsjail = Nsjail()
+            undo.callback(self._nsjail.close)
+            hierarchy = cgroups.find_hierarchy()
+            if hierarchy is not None:
+                cgroups.sweep(run_id, hierarchy)
+            name = f"{id(self):x}"
+            nursery = cgroups.Slot(hierarchy, run_id, f"{name}-zygotes") if hierarchy else None
+            self._lane = Lane(self._staging, nursery, "greenroom-zygotes")
+            undo.callback(self._lane.close)
+            self._workers: list[_Worker] = []
+            for number in range(workers):
+                ids = block_for(number)
+                text = zygote_jail_config(
+                    image, ids, staged_root=self._staging.staged_root, cgroup=hierarchy is not None
+                )
+                config = sealed("config", text.encode())
+                undo.callback(os.close, config)
+                slot = cgroups.Slot(hierarchy, run_id, f"{name}-{number}") if hierarchy else None
+                if slot is not None:
+                    undo.callback(slot.close)
+                self._workers.append(_Worker(config, slot, ids))
+            self._undo = undo.pop_all()
+        alone = self._workers[0].ids.count == 1
+        self.weaknesses: tuple[str, ...] = (
+            *((NO_CGROUP,) if hierarchy is None else ()),
+            *((ONE_USER,) if alone else ()),
+        )
+        say_once(self.weaknesses)
+
+    async def run(self, call: ToolCall, limits: Limits, worker: int, running: Running) -> ToolResult:
+        code = call.code.encode("utf-8", "surrogatepass")
+        place = self._workers[worker]
+        try:
+            jail, depth = await self._ready(place, code)
+            process = ZygoteCall(
+                jail, depth, code, call.input.encode("utf-8", "surrogatepass"), limits, place.slot, self.confirmed
+            )
+            running.ends_by(process.abort)
+            return verdict(call, limits, await process.run())
+        finally:
+            if place.jail is not None and place.jail.lost:
+                place.jail, lost = None, place.jail
+                await lost.end()
+
+    async def _ready(self, place: _Worker, code: bytes) -> tuple[ZygoteJail, int]:
+        """The worker's jail, grown to what the code names, and which of its zygotes is to be used."""
+        if place.jail is not None and (place.jail.lost or place.jail.calls >= self._recycle_after):
+            place.jail, old = None, place.jail
+            await old.end()
+        if place.jail is None:
+            jail = ZygoteJail(self._nsjail, place.config, self._lane, place.slot, place.ids)
+            await jail.start()
+            place.jail = jail
+        while (depth := preload.depth(code, self._libraries)) >= len(place.jail.zygotes):
+            library = self._libraries[len(place.jail.zygotes) - 1]
+            try:
+                await place.jail.grow(library)
+            except LibraryMissing as error:
+                logger.warning("zygotes do without %s, which can't be imported: %s", library, error)
+                if library in self._libraries:  # another worker may have found out as well
+                    self._libraries.remove(library)
+        return place.jail, depth
+
+    async def end_all(self) -> None:
+        for place in self._workers:
+            if place.jail is not None:
+                place.jail, jail = None, place.jail
+                await jail.end()
+
+    def close(self) -> None:
+        self._undo.close()
