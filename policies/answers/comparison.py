@@ -137,13 +137,14 @@ def _same_named(gold: str, answer: str) -> bool:
 
 
 def _same_equation(gold: str, answer: str) -> bool:
-    """Equations that differ by a factor, or by what is added to both sides."""
+    """Equations that differ by a factor, by what is added to both sides, or by a denominator: y = 1/x, xy = 1."""
     wanted, given = sides(gold), sides(answer)
     if len(wanted) != 2 or len(given) != 2:
         return False
     try:
         first, second = (parse_expression(left) - parse_expression(right) for left, right in (wanted, given))
-        return proportional(first, second)
+        numerators = [sympy.fraction(sympy.together(form))[0] for form in (first, second)]
+        return proportional(first, second) or proportional(*numerators)
     except Unreadable:
         return False
 
@@ -183,7 +184,10 @@ def _same_group(gold: Group, answer: Group) -> bool:
     if {gold.kind, answer.kind} == {"set", "tuple"}:
         return False
     named = [without_name(item) for item in gold.items]
-    if gold.kind == "list" and answer.kind == "list" and len({name for name, _ in named if name}) > 1:
+    several = len({name for name, _ in named if name}) > 1
+    if several and answer.kind == "set":
+        return False
+    if several and gold.kind == "list" and answer.kind == "list":
         return _same_items(gold.items, [item for item in answer.items if without_name(item)[0]], ordered=False) or (
             not any(without_name(item)[0] for item in answer.items)
             and _same_items([value for _, value in named], answer.items, ordered=True)
