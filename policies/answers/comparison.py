@@ -144,8 +144,8 @@ def _same_equation(gold: str, answer: str) -> bool:
         return False
     try:
         first, second = (parse_expression(left) - parse_expression(right) for left, right in (wanted, given))
-        numerators = [sympy.fraction(sympy.together(form))[0] for form in (first, second)]
-        return proportional(first, second) or proportional(*numerators)
+        over, other_over = (sympy.fraction(sympy.together(form))[0] for form in (first, second))
+        return proportional(first, second) or proportional(over, other_over)
     except Unreadable:
         return False
 
