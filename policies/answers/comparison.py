@@ -15,6 +15,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal
 
 import sympy
@@ -22,7 +23,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from policies.answers.expressions import approximate, equal_expressions, parse_expression, proportional
 from policies.answers.notation import Unreadable, key, normalise
-from policies.answers.numbers import DOUBLE_DIGITS, Fraction, parse_number, printed_as, split_unit
+from policies.answers.numbers import DOUBLE_DIGITS, parse_number, printed_as, split_unit
 from policies.answers.regions import looks_like_region, read_region
 from policies.answers.sight import same_at_sight
 from policies.answers.structure import (
@@ -137,13 +138,14 @@ def _same_named(gold: str, answer: str) -> bool:
 
 
 def _same_equation(gold: str, answer: str) -> bool:
-    """Equations that differ by a factor, or by what is added to both sides."""
+    """Equations that differ by a factor, by what is added to both sides, or by a denominator: y = 1/x, xy = 1."""
     wanted, given = sides(gold), sides(answer)
     if len(wanted) != 2 or len(given) != 2:
         return False
     try:
         first, second = (parse_expression(left) - parse_expression(right) for left, right in (wanted, given))
-        return proportional(first, second)
+        over, other_over = (sympy.fraction(sympy.together(form))[0] for form in (first, second))
+        return proportional(first, second) or proportional(over, other_over)
     except Unreadable:
         return False
 
@@ -183,18 +185,22 @@ def _same_group(gold: Group, answer: Group) -> bool:
     if {gold.kind, answer.kind} == {"set", "tuple"}:
         return False
     named = [without_name(item) for item in gold.items]
-    if gold.kind == "list" and answer.kind == "list" and len({name for name, _ in named if name}) > 1:
+    several = len({name for name, _ in named if name}) > 1
+    if several and answer.kind == "set":
+        return False
+    if several and gold.kind == "list" and answer.kind == "list":
         return _same_items(gold.items, [item for item in answer.items if without_name(item)[0]], ordered=False) or (
             not any(without_name(item)[0] for item in answer.items)
             and _same_items([value for _, value in named], answer.items, ordered=True)
         )
     wanted = [value for _, value in named]
-    given = [without_name(item)[1] for item in answer.items]
+    called = [without_name(item) for item in answer.items]
+    if gold.kind == "tuple" and all(name for name, _ in called):
+        called.sort()  # y = 1, x = 2 is the point (2, 1)
+    given = [value for _, value in called]
     if "set" in (gold.kind, answer.kind):
         return _covers(wanted, given) and _covers(given, wanted)
-    names = {name for name, _ in named if name} | {without_name(item)[0] for item in answer.items} - {""}
-    ordered = "tuple" in (gold.kind, answer.kind) or len(names) > len(wanted)
-    return _same_items(wanted, given, ordered=ordered)
+    return _same_items(wanted, given, ordered="tuple" in (gold.kind, answer.kind))
 
 
 def _same_items(gold: Sequence[str], answer: Sequence[str], *, ordered: bool) -> bool:

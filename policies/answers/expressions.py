@@ -28,6 +28,7 @@ _MIXED = re.compile(r"(?<![\d.}A-Za-z^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _JUXTAPOSED = re.compile(r"(?<![_^\d])\d+ \d")
 _TEXT = re.compile(r"\\text ?\{ ?([^{}]*?) ?\}")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _UNREADABLE = re.compile(r"\\(?:ldots|cdots|dots|approx|sim|text)(?![A-Za-z])|[&#?;:]|\d ?_|\d[eE][+-]?\d|\.\.")
 _CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 _LONGEST = 2000
@@ -45,7 +46,8 @@ def parse_expression(text: str) -> sympy.Expr:
         raise Unreadable(f"{len(text)} characters are not read as an expression")
     prepared = _MIXED.sub(_proper_mixed, _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text))
     prepared = _DECIMAL.sub(_exact_decimal, _REPEATING.sub(_exact_repeating, prepared))
-    prepared = _TEXT.sub(_text_symbol, prepared).replace("^\\circ", "").replace("\\operatorname", "")
+    prepared = _TEXT.sub(_text_symbol, prepared)
+    prepared = prepared.replace("^\\circ", "\\cdot\\frac{\\pi}{180}" if _TRIGONOMETRY.search(prepared) else "")
     if _JUXTAPOSED.search(prepared) or _UNREADABLE.search(prepared):
         raise Unreadable(f"{text!r} is no expression")
     try:

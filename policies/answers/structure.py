@@ -16,7 +16,7 @@ _GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MATRIX = re.compile(r"[(\[]? ?\\begin\{([bpBvV]?matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\} ?[)\]]?", re.DOTALL)
 _ANGLED = re.compile(r"\\langle(.*)\\rangle|<([^<>]*)>", re.DOTALL)
 _NAME = re.compile(
-    r"(?:m ?)?(?:\\(?:angle|triangle|overline|text|Delta|mathcal) ?)*(?:\{[^{}]*\}|[A-Za-z]|\\[A-Za-z]+)'*"
+    r"(?:m ?)?(?:\\(?:angle|triangle|overline|text|Delta|mathcal) ?)*(?:\{[^{}]*\}|\|[^|]*\||[A-Za-z]|\\[A-Za-z]+)'*"
     r"(?: ?_ ?(?:\{[^{}]*\}|\w))?(?: ?\([^()]*\))?"
 )
 _QUANTITY = re.compile(r"(?:[A-Za-z+\-*/|(){},' \\]|[\^_]\{?\d|[\^_])+")
@@ -24,6 +24,11 @@ _LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]|\\(?!frac|cdot|times|text|sqrt)[
 _RELATION = re.compile(r"<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])")
 _MEMBER = re.compile(r" ?\\in(?![A-Za-z]) ?")
 
+_CHOICE = re.compile(
+    r"(?:(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)? ?:? ?)?"
+    r"(?:\(? ?([A-Ja-j](?![A-Za-z])) ?\)?[.:]?(?:(?<=[).:]) *([^ ].*))?)"
+)
+_OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _SHORT_WORDS = frozenset("yes no odd all".split())
 
 Kind = Literal["list", "set", "tuple"]
@@ -83,10 +88,13 @@ def as_words(text: str) -> str | None:
 
 
 def as_choice(text: str) -> str | None:
-    """The letter, if the answer is one of a multiple choice: `A`, `(A)`, `\\text{(A)}`, `A.`, `Option A`."""
+    """The letter, if the answer is one of a multiple choice: `A`, `(A)`, `\\text{(A)}`, `A.`, `Option A`, `(A) 12`.
+
+    What follows the letter must not name another.
+    """
     plain = _TEXT_GROUP.sub(r"\1", text).strip()
-    found = re.fullmatch(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer) ?:? ?)?\(? ?([A-Ja-j]) ?\)?[.:]?", plain)
-    return found[1].upper() if found else None
+    found = _CHOICE.fullmatch(plain)
+    return found[1].upper() if found and not _OTHER_CHOICE.search(found[2] or "") else None
 
 
 def as_matrix(text: str) -> Matrix | None:
@@ -111,11 +119,12 @@ def as_group(text: str) -> Group | None:
         return Group("set", tuple(_items(text[2:-2].strip())))
     angled = _ANGLED.fullmatch(text)
     inner = (angled[1] or angled[2]) if angled else None
-    if text[:1] in ("(", "[") and closes(text, 0) == len(text) - 1:
+    if text[:1] + text[-1:] in ("()", "[]") and closes(text, 0) == len(text) - 1:
         inner = text[1:-1]
     if inner is not None:
         items = [unwrapped(item) for item in split_top(inner, "[,;]")]
-        return Group("tuple", tuple(items)) if len(items) > 1 else None
+        interval = text[0] == "[" and len(items) == 2
+        return Group("tuple", tuple(items)) if len(items) > 1 and not interval else None
     items = _items(text)
     return Group("list", tuple(items)) if len(items) > 1 else None
 
@@ -174,6 +183,8 @@ def without_name(text: str, quantities: bool = False) -> tuple[str, str]:
     parts = sides(text)
     if len(parts) < 2 or is_relation(text) or not all(parts):
         return "", text
+    if any(len(split_top(part, ",| and | or ")) > 1 for part in parts[1:-1]):
+        return "", text  # x = 1, y = 2
     if is_name(parts[0]):
         return parts[0], parts[-1]
     if len(parts) == 2 and is_name(parts[1]) and not is_name(parts[0]):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from actors.environment import EnvironmentActor, RecentResults
 from actors.messages import CancelCalls, DescribeEnvironment, RunCall, VerifyAnswer
 from actors.system.actor import ActorRef
+from actors.system.ray_stage import RayStage
+from actors.system.stage import Part
 from env.call_scheduler import RETRIES
 from env.idle_cores import IdleCores
 from env.interpreters import Interpreters
@@ -212,3 +216,36 @@ async def test_answers_are_compared_and_counted(stage: InProcessStage):
     assert [answer.verdict.reason for answer in await asyncio.gather(*asked)] == ["right", "wrong"]
     status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment(), 30)
     assert (status.answers_compared, status.comparisons_timed_out, status.calls_run) == (2, 0, 0)
+
+
+@pytest.mark.slow
+async def test_answers_are_compared_in_an_actor_of_its_own_process(ray_stage_factory: Callable[..., RayStage]):
+    """On Ray the actor's loop is uvloop's and not on the main thread; the workers end with the actor."""
+    async with ray_stage_factory() as ray_stage:
+        (environment,) = await ray_stage.spawn(
+            Part(name="environment", actor=EnvironmentActor, arguments={"workers": 1, "run_id": "tests-verification"})
+        )
+        asked = [
+            ray_stage.port.ask(environment, VerifyAnswer(extracted=extracted, gold="2\\sqrt{3}"), 120)
+            for extracted in ("\\sqrt{12}", "9^{9^{9^{9}}}", "\\sqrt{18}")
+        ]
+        reasons = [answer.verdict.reason for answer in await asyncio.gather(*asked)]
+        assert reasons == ["right", "timed_out", "wrong"]
+        assert len(verification_workers()) == 1
+    for _ in range(200):
+        if not verification_workers():
+            break
+        await asyncio.sleep(0.05)
+    assert verification_workers() == []
+
+
+def verification_workers() -> list[int]:
+    """On this machine, of whatever parent, but from this project."""
+    found = psutil.process_iter(["cmdline", "environ"])
+    root = str(Path(__file__).parents[2])
+    return [
+        process.pid
+        for process in found
+        if "actors.verification_worker" in (process.info["cmdline"] or ())
+        and (process.info["environ"] or {}).get("PYTHONPATH", "").startswith(root)
+    ]
