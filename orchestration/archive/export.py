@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.storage.frames import ArchiveError
 from env.tool_call import ToolCall, ToolResult
 from orchestration.archive.source import Decode
 from policies import tokens
@@ -184,7 +185,7 @@ def trajectory_from(row: dict[str, Any]) -> Trajectory:
 def export_jsonl(trajectories: Iterable[Trajectory], path: Path, decode: Decode | None = None) -> int:
     """Write one JSON object a line; returns how many.
 
-    Raises `ValueError` for a log-probability that JSON has no number for.
+    Raises `ArchiveError` for a log-probability that JSON has no number for.
     """
     aside, count = _aside(path), 0
     with aside.open("w", encoding="utf-8") as file:
@@ -200,7 +201,7 @@ def json_line(row: dict[str, Any]) -> str:
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     except ValueError as error:
-        raise ValueError(f"{row['id']} holds a number that JSON can't hold ({error}); export to Parquet") from error
+        raise ArchiveError(f"{row['id']} holds a number that JSON can't hold ({error}); export to Parquet") from error
 
 
 def export_parquet(trajectories: Iterable[Trajectory], path: Path, decode: Decode | None = None) -> int:

@@ -42,6 +42,10 @@ TEXTS: dict[str, Callable[[IndexRow], tuple[str, ...]]] = {
 """
 
 
+class SelectionError(ValueError):
+    """A condition or an order that makes no sense; the text says what would."""
+
+
 class Condition(NamedTuple):
     """One condition, as the user wrote it, and its test."""
 
@@ -50,10 +54,10 @@ class Condition(NamedTuple):
 
 
 def parse_condition(text: str) -> Condition:
-    """`FIELD=VALUE` as a condition. Raises `ValueError` that names what is wrong with it."""
+    """`FIELD=VALUE` as a condition. Raises `SelectionError` that names what is wrong with it."""
     field, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not value:
-        raise ValueError(f"{text!r} is no condition; write FIELD=VALUE, such as step=3..5 or status=timeout")
+        raise SelectionError(f"{text!r} is no condition; write FIELD=VALUE, such as step=3..5 or status=timeout")
     if field in NUMBERS:
         low, high = _interval(field, value)
         number = NUMBERS[field]
@@ -61,7 +65,7 @@ def parse_condition(text: str) -> Condition:
     if field in TEXTS:
         patterns, texts = [each.strip() for each in value.split(",")], TEXTS[field]
         return Condition(text, lambda row: any(fnmatchcase(each, p) for each in texts(row) for p in patterns))
-    raise ValueError(f"there is no field {field!r} to select by; fields are {', '.join([*NUMBERS, *TEXTS])}")
+    raise SelectionError(f"there is no field {field!r} to select by; fields are {', '.join([*NUMBERS, *TEXTS])}")
 
 
 def _interval(field: str, value: str) -> tuple[float, float]:
@@ -70,9 +74,9 @@ def _interval(field: str, value: str) -> tuple[float, float]:
         low = float(first) if first else -math.inf
         high = (float(last) if last else math.inf) if dots else low
     except ValueError:
-        raise ValueError(f"{field}={value} is no number and no range; write {field}=3, 3..5, 3.. or ..5") from None
+        raise SelectionError(f"{field}={value} is no number and no range; write {field}=3, 3..5, 3.. or ..5") from None
     if not low <= high or (not first and not last):
-        raise ValueError(f"{field}={value} selects nothing; write the smaller bound first, such as {field}=3..5")
+        raise SelectionError(f"{field}={value} selects nothing; write the smaller bound first, such as {field}=3..5")
     return low, high
 
 
@@ -81,14 +85,14 @@ def select(
 ) -> list[IndexRow]:
     """The rows that meet all conditions, sorted by a field (None: as they were stored), largest first if `reverse`.
 
-    Raises `ValueError` if there is no such field.
+    Raises `SelectionError` if there is no such field.
     """
     chosen = [row for row in rows if all(condition.holds(row) for condition in conditions)]
     if sort is None:
         return chosen[::-1] if reverse else chosen
     key = NUMBERS.get(sort) or TEXTS.get(sort)
     if key is None:
-        raise ValueError(f"there is no field {sort!r} to sort by; fields are {', '.join([*NUMBERS, *TEXTS])}")
+        raise SelectionError(f"there is no field {sort!r} to sort by; fields are {', '.join([*NUMBERS, *TEXTS])}")
     return sorted(chosen, key=key, reverse=reverse)
 
 
