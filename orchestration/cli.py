@@ -27,6 +27,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(archive_commands.app, name="archive")
 app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
+bench.command("archive")(archive_commands.bench_archive)
 
 console = Console(stderr=True)
 

@@ -192,6 +192,28 @@ def analyse(
         console.print(part)
 
 
+def bench_archive(
+    trajectories: Annotated[int, typer.Option(min=1, help="How many are stored and read in each round.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the three formats take turns in each.")] = 3,
+    archive: Annotated[Path | None, typer.Option(help="Take them from here (default: they are made up).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append and scan rates, and bytes a token: the archive against JSONL and Parquet."""
+    from rich.console import Console
+
+    from orchestration.archive.source import find_archive
+    from orchestration.archive.tables import bench_table
+    from orchestration.bench.archive import bench_archive as measure
+
+    with _usable_input():
+        source = None if archive is None else find_archive(archive)
+        found = measure(trajectories=trajectories, rounds=rounds, archive=source)
+    if as_json:
+        print(found.model_dump_json())
+    else:
+        Console().print(bench_table(found))
+
+
 def _selected(archive: Path, where: list[str] | None, sort: str | None = None, reverse: bool = False):
     """The archive, and the rows that meet all conditions. What is torn or damaged is told on stderr.
 

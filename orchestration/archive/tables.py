@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestration.archive.analysis import OPENING_TOKENS, Analysis, Calls
 from orchestration.archive.stats import StageStats
+from orchestration.bench.archive import ArchiveFigures
 
 
 def stats_table(stages: Sequence[StageStats]) -> Table:
@@ -146,6 +147,21 @@ def _forks(found: Analysis) -> Table:
             token.example,
             Text(token.text.replace("\n", "⏎")),
         )
+    return table
+
+
+def bench_table(found: ArchiveFigures) -> Table:
+    """The formats side by side."""
+    table = _table(
+        f"{found.trajectories:,} trajectories of {found.tokens / found.trajectories:,.0f} tokens ({found.source}), "
+        f"{found.rounds} rounds; the index gives {found.index_rows_per_s:,.0f} rows/s"
+    )
+    table.add_column("")
+    for name in ("appended/s", "tokens/s", "scanned/s", "tokens/s", "bytes/token"):
+        table.add_column(name, justify="right")
+    for name, side in (("archive", found.archive), ("JSONL", found.jsonl), ("Parquet", found.parquet)):
+        rates = (side.append_per_s, side.append_tokens_per_s, side.scan_per_s, side.scan_tokens_per_s)
+        table.add_row(name, *(f"{rate:,.0f}" for rate in rates), f"{side.bytes_per_token:.2f}")
     return table
 
 
