@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestration.archive.analysis import OPENING_TOKENS, Analysis, Calls
 from orchestration.archive.stats import StageStats
+from orchestration.archive.terminal import plain
 from orchestration.bench.archive import ArchiveFigures
 
 
@@ -19,7 +20,7 @@ def stats_table(stages: Sequence[StageStats]) -> Table:
     table = _table("stored trajectories")
     table.add_column("", style="dim", no_wrap=True)
     for stage in stages:
-        table.add_column(stage.stage, justify="right", overflow="fold")
+        table.add_column(plain(stage.stage), justify="right", overflow="fold")
     rows: dict[str, Callable[[StageStats], str]] = {
         "trajectories": lambda stage: f"{stage.trajectories:,}",
         "steps": lambda stage: f"{stage.steps:,}",
@@ -70,7 +71,7 @@ def _steps(found: Analysis) -> Table:
         for figures in [*(steps if len(steps) > 1 else []), stage]:
             whole = figures.step is None
             table.add_row(
-                figures.stage,
+                plain(figures.stage),
                 "all" if whole else str(figures.step),
                 *_side(figures.correct),
                 *_side(figures.wrong),
@@ -97,7 +98,7 @@ def _calls_per_turn(found: Analysis) -> Table:
     for number in numbers:
         table.add_column(f"{number} calls" if number != 1 else "1 call", justify="right")
     for stage, counts in found.calls_per_turn.items():
-        table.add_row(stage, *(f"{counts.get(number, 0):,}" for number in numbers))
+        table.add_row(plain(stage), *(f"{counts.get(number, 0):,}" for number in numbers))
     return table
 
 
@@ -113,7 +114,8 @@ def _errors(found: Analysis) -> Table:
     for kind in found.errors:
         stages = ", ".join(f"{stage} {count}" for stage, count in kind.by_stage.items())
         counts = (str(kind.in_correct), str(kind.in_wrong))
-        table.add_row(kind.status, kind.kind, *counts, stages, kind.example, Text(kind.text))
+        texts = (plain(stages), plain(kind.example), plain(kind.text))
+        table.add_row(kind.status, plain(kind.kind), *counts, *texts)
     return table
 
 
@@ -144,8 +146,8 @@ def _forks(found: Analysis) -> Table:
             f"{token.occurrences:,}",
             f"{token.after_tool:,}",
             f"{token.fork_surprisal_mean:.2f}",
-            token.example,
-            Text(token.text.replace("\n", "⏎")),
+            plain(token.example),
+            plain(token.text.replace("\n", "⏎")),
         )
     return table
 

@@ -1,6 +1,8 @@
 """Trajectories on a terminal: a page of the list, one of them turn by turn, and moving between the two.
 
-Invariant: a page of the list costs no reading of trajectories; the index has all that it shows.
+Invariants:
+- a page of the list costs no reading of trajectories; the index has all that it shows;
+- what a model or its code wrote can't act on the terminal: it is neither markup nor control sequences (`plain`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,16 @@ PROBABILITIES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "b
 """Least probability with which a token was sampled -> the colour that it is shown in."""
 
 
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)} | {0x7F: 0x2421}
+"""Control characters -> what is shown for them."""
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text as it is: no markup, and control characters made visible."""
+    return Text(text.translate(_VISIBLE), style=style)
+
+
 def list_table(page: Page, total: int, of: int) -> Table:
     """A page of the list."""
     last = page.first + len(page.rows)
@@ -49,15 +61,15 @@ def list_table(page: Page, total: int, of: int) -> Table:
     for number, row in enumerate(page.rows, page.first + 1):
         table.add_row(
             str(number),
-            row.id,
-            Text(row.reason.replace("_", " "), style="green" if row.correct else "red"),
+            plain(row.id),
+            plain(row.reason.replace("_", " "), style="green" if row.correct else "red"),
             f"{row.reward:g}",
             str(row.turns),
             str(row.calls),
             Text(str(row.tool_errors or ""), style="red"),
             str(row.response_tokens),
-            _statuses(row),
-            row.family,
+            plain(_statuses(row)),
+            plain(row.family),
         )
     return table
 
@@ -85,8 +97,8 @@ def facts(trajectory: Trajectory) -> RenderableType:
         "made by": f"{trajectory.generator}, after {trajectory.waited_seconds:.2f} s of waiting for a lease",
     }
     for name, value in rows.items():
-        table.add_row(name, Text(value))
-    return Panel(table, title=trajectory.id, title_align="left")
+        table.add_row(name, plain(value))
+    return Panel(table, title=plain(trajectory.id), title_align="left")
 
 
 def step_view(step: Step, number: int, count: int, *, with_tokens: bool) -> RenderableType:
@@ -105,7 +117,7 @@ def step_view(step: Step, number: int, count: int, *, with_tokens: bool) -> Rend
 def _coloured(tokens: Sequence[Token]) -> Text:
     text = Text(overflow="fold")
     for token in tokens:
-        text.append(token.text, style=_colour(token))
+        text.append_text(plain(token.text, _colour(token)))
     return text
 
 
@@ -129,17 +141,19 @@ def _token_table(tokens: Sequence[Token]) -> Table:
 def _cell(record: CallRecord) -> RenderableType:
     """A call, as a notebook shows it."""
     call, result = record.call, record.result
-    parts: list[RenderableType] = [Syntax(call.code, "python", word_wrap=True, background_color="default")]
+    parts: list[RenderableType] = [
+        Syntax(call.code.translate(_VISIBLE), "python", word_wrap=True, background_color="default")
+    ]
     if call.input:
-        parts.append(Text(f"input: {call.input}", style="dim"))
+        parts.append(plain(f"input: {call.input}", "dim"))
     for name, stream, style in (("stdout", result.stdout, ""), ("stderr", result.stderr, "red")):
         if stream:
-            parts += [Rule(name, align="left", style="dim"), Text(stream.rstrip("\n"), style=style)]
+            parts += [Rule(name, align="left", style="dim"), plain(stream.rstrip("\n"), style)]
     reason = f": {result.reason}" if result.reason else ""
     took = f"{result.wall_seconds:.3f} s, {result.peak_memory_bytes / (1 << 20):.0f} MiB"
     colour = "red" if result.is_tool_error else "green"
     return Panel(
-        Group(*parts), title=Text(f"{result.status}{reason}"), subtitle=took, title_align="left", border_style=colour
+        Group(*parts), title=plain(f"{result.status}{reason}"), subtitle=took, title_align="left", border_style=colour
     )
 
 

@@ -51,7 +51,7 @@ def text_trajectory(sample: int, *spans: Span, results: Sequence[ToolResult] = (
         "sample": sample,
         "stage": "rl",
         "step": 0,
-        "problem": Problem(id="sums/1", question="What is 6 times 7?", gold="42", family="sums"),
+        "problem": Problem(id="sums/1", question="What is 6 times 7?", gold="42", family="[/sums]"),
         "spans": spans,
         "calls": tuple(calls),
         "turns": sum(span.kind == "model" for span in spans),
@@ -77,7 +77,7 @@ def dialogues() -> list[Trajectory]:
     trace = "Traceback:\n  File \"main.py\"\nNameError: name 'show' is not defined\n"
     name_error = failed("error", stderr=trace, exit_code=1)
     timeout = failed("timeout", reason="The program ran longer than its limit of 2 seconds.")
-    invalid = failed("invalid_call", reason="the call is not valid JSON: line 1")
+    invalid = failed("invalid_call", reason="unknown tool '[/x]\x1b[2J': there is one")
     fine = ToolResult(id="call-fine", status="success", stdout="42\n", exit_code=0)
     said, answer = text_span("tool", "42"), text_span("model", "The answer is 42.")
     return [

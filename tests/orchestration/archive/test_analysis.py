@@ -31,7 +31,7 @@ def test_tool_errors_are_counted_apart_in_correct_and_wrong_trajectories(found: 
 
 def test_kinds_of_error_come_with_counts_and_an_example(found: Analysis) -> None:
     kinds = {(kind.status, kind.kind): kind for kind in found.errors}
-    assert set(kinds) == {("error", "NameError"), ("timeout", ""), ("invalid_call", "the call is not valid JSON")}
+    assert set(kinds) == {("error", "NameError"), ("timeout", ""), ("invalid_call", "unknown tool '[/x]\x1b[2J'")}
     name_error = kinds["error", "NameError"]
     assert (name_error.in_correct, name_error.in_wrong, name_error.by_stage) == (1, 0, {"rl": 1})
     assert (name_error.example, name_error.text) == ("rl/0/0/1", "NameError: name 'show' is not defined")

@@ -97,7 +97,8 @@ def test_show_writes_a_page(folder: Path, tmp_path: Path) -> None:
 
 
 def test_analyse_answers_in_tables_and_in_json(folder: Path) -> None:
-    assert "NameError" in run("analyse", folder).output
+    tables = run("analyse", folder).output
+    assert "NameError" in tables and "unknown" in tables and "\x1b" not in tables
     found = json.loads(run("analyse", folder, "--json").output)
     assert found["stages"][0]["wrong"]["failed"] == 2
     assert "no trajectory was selected" in run("analyse", folder, "-w", "stage=none").output

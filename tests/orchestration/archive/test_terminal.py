@@ -76,5 +76,11 @@ def test_paging_reads_no_trajectory_and_damage_is_told_where_it_is_opened(archiv
 
 
 def test_what_a_model_wrote_is_not_taken_for_markup(archive: Archive) -> None:
-    shown = browse(archive, ["4", "a", "q"])
-    assert "</script><b>13</b>" in shown
+    assert "</script><b>13</b>" in browse(archive, ["4", "a", "q"])
+    assert "[/sums]" in browse(archive, ["q"])
+
+
+def test_what_a_model_wrote_can_t_control_the_terminal(archive: Archive) -> None:
+    shown = browse(archive, ["3", "a", "q"])
+    assert "unknown tool '[/x]␛[2J'" in shown
+    assert "\x1b" not in shown
