@@ -164,7 +164,7 @@ def frame_at(data: bytes, offset: int) -> Frame | None:
 
 
 def _next_frame(data: bytes, damaged: int) -> int | None:
-    """Where the first whole frame after the damaged one begins. Token ids and text can't look like zstd's magic."""
+    """Where the first whole frame after the damaged one begins. Chance can't forge it: its checksum holds."""
     found = data.find(_ZSTD_MAGIC, damaged + FRAME.size + 1)
     while found >= 0:
         if frame_at(data, found - FRAME.size) is not None:

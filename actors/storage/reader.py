@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from actors.storage.index import IndexRow, index_path, read_index, row_of
 from policies.trajectory import SCHEMA_VERSION, Trajectory
 
 SEGMENT_MAGIC = b"GREENRM1"
-RESTORE = "restore the file from a copy, or read what is whole"
+RESTORE = "restore the file from a copy"
 _NAME = re.compile(r"segment-(\d{5,})\.gra")
 
 
@@ -103,10 +103,20 @@ class Archive:
             raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, f"{what}; {RESTORE}", (row.id,))))
         return _validated(path.name, row.offset, decode(frame))
 
-    def trajectories(self, rows: Iterable[IndexRow] | None = None) -> Iterator[Trajectory]:
-        """The trajectories of these rows (None: of all). Raises as `read` does."""
+    def trajectories(
+        self, rows: Iterable[IndexRow] | None = None, on_damage: Callable[[ArchiveCorrupt], None] | None = None
+    ) -> Iterator[Trajectory]:
+        """The trajectories of these rows (None: of all).
+
+        Raises as `read` does, unless `on_damage` is given: it is told, and the trajectory is left out.
+        """
         for row in self.rows if rows is None else rows:
-            yield self.read(row)
+            try:
+                yield self.read(row)
+            except ArchiveCorrupt as error:
+                if on_damage is None:
+                    raise
+                on_damage(error)
 
     def _open_segment(self, number: int, path: Path) -> None:
         size = path.stat().st_size

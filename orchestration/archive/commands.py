@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from actors.storage.frames import ArchiveError
-from orchestration.archive.selection import SelectionError
+from actors.storage.frames import ArchiveCorrupt, ArchiveError
+from actors.storage.index import IndexRow
+from actors.storage.reader import Archive
+from orchestration.archive.selection import SelectionError, page_of, parse_condition, select
+from orchestration.archive.source import find_archive
 
 app = typer.Typer(no_args_is_help=True, help="Check, export and count stored trajectories.")
 
@@ -38,20 +41,31 @@ Model = Annotated[
 ]
 
 
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out what is damaged, and say so, instead of stopping there.")
+]
+
+
 @contextmanager
 def _usable_input() -> Iterator[None]:
-    """What is wrong with the user's input becomes a usage error (exit code 2)."""
+    """Damage ends the command with exit code 1; what is wrong with the user's input is a usage error (2)."""
     try:
         yield
+    except ArchiveCorrupt as error:
+        _tell_damage(error)
+        raise typer.Exit(1) from error
     except (ArchiveError, SelectionError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _tell_damage(error: ArchiveCorrupt) -> None:
+    print(f"DAMAGED: {error}", file=sys.stderr)
 
 
 @app.command()
 def verify(archive: ArchivePath, as_json: AsJson = False) -> None:
     """Read every byte: name what is torn and what is damaged. Exit code 1 if anything is damaged."""
     from actors.storage.check import check_archive
-    from orchestration.archive.source import find_archive
 
     with _usable_input():
         check = check_archive(find_archive(archive))
@@ -73,7 +87,6 @@ def verify(archive: ArchivePath, as_json: AsJson = False) -> None:
 def index(archive: ArchivePath) -> None:
     """Make the indices anew, for an archive whose writer was killed or that has none."""
     from actors.storage.check import write_indices
-    from orchestration.archive.source import find_archive
 
     with _usable_input():
         print(f"{write_indices(find_archive(archive)):,} trajectories indexed")
@@ -85,6 +98,7 @@ def export(
     to: Annotated[Path, typer.Argument(help="A file that ends in .parquet or .jsonl; it is replaced.")],
     where: Where = None,
     model: Model = None,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Write trajectories as Parquet or JSONL, tokens and log-probabilities included."""
     from orchestration.archive.export import EXPORTS
@@ -94,7 +108,8 @@ def export(
         if to.suffix not in EXPORTS:
             raise ArchiveError(f"{to} ends in neither {' nor '.join(EXPORTS)}; the ending says what to write")
         opened, rows = _selected(archive, where)
-        count = EXPORTS[to.suffix](opened.trajectories(rows), to, load_decode(opened.folder, model))
+        trajectories = opened.trajectories(rows, on_damage=_tell_damage if skip_damaged else None)
+        count = EXPORTS[to.suffix](trajectories, to, load_decode(opened.folder, model))
     print(f"{count:,} trajectories in {to} ({to.stat().st_size:,} bytes)")
 
 
@@ -133,7 +148,6 @@ def show(
 
     from orchestration.archive.export import columns
     from orchestration.archive.page import write_page
-    from orchestration.archive.selection import page_of
     from orchestration.archive.source import decode_as_numbers, load_decode
     from orchestration.archive.terminal import Browser
 
@@ -143,28 +157,34 @@ def show(
         if html is not None:
             print(write_page(opened, rows, decode or decode_as_numbers, html, conditions=where or [], limit=html_limit))
             return
-        console = Console()
-        browser = Browser(
-            opened, rows, decode or decode_as_numbers, console=console, page_size=page_size, ask=console.input
-        )
         if open_id is not None:
-            chosen = [row for row in opened.rows if row.id == open_id]
-            if not chosen:
+            rows = [row for row in opened.rows if row.id == open_id]
+            if not rows:
                 raise ArchiveError(f"the archive holds no trajectory {open_id!r}; ids are in the list")
-            for row in chosen:
-                if as_json:
-                    print(json.dumps(columns(opened.read(row), decode)))
-                else:
-                    browser.show_whole(row, with_tokens=with_tokens)
-                    browser.show_group(row)
-        elif as_json:
-            shown = page_of(rows, page or 1, page_size)
-            listed = [row._asdict() for row in shown.rows]
-            print(json.dumps({"selected": len(rows), "page": shown.number, "pages": shown.pages, "rows": listed}))
+        if as_json:
+            if open_id is not None:  # of several attempts under one id the last, which is the one that counts
+                print(json.dumps(columns(opened.read(rows[-1]), decode)))
+            else:
+                print(json.dumps(_page_of_rows(rows, page, page_size)))
+            return
+        console = Console()
+        told = decode or decode_as_numbers
+        browser = Browser(opened, rows, told, console=console, page_size=page_size, ask=console.input)
+        if open_id is not None:
+            for row in rows:
+                browser.show_whole(row, with_tokens=with_tokens)
+            browser.show_group(rows[-1])
         elif page is None and sys.stdin.isatty() and console.is_terminal:
             browser.run()
         else:
             browser.show_page(page or 1)
+
+
+def _page_of_rows(rows: list[IndexRow], page: int | None, size: int) -> dict[str, Any]:
+    """A page of the list, for `--json`."""
+    shown = page_of(rows, page or 1, size)
+    listed = [row._asdict() for row in shown.rows]
+    return {"selected": len(rows), "page": shown.number, "pages": shown.pages, "rows": listed}
 
 
 def analyse(
@@ -172,6 +192,7 @@ def analyse(
     where: Where = None,
     top: Annotated[int, typer.Option(min=1, help="Kinds of errors and forking tokens to list.")] = 20,
     model: Model = None,
+    skip_damaged: SkipDamaged = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask: tool errors in correct and wrong trajectories, kinds of error, calls per turn, length, forking tokens."""
@@ -183,7 +204,8 @@ def analyse(
 
     with _usable_input():
         opened, rows = _selected(archive, where)
-        found = ask(opened.trajectories(rows), load_decode(opened.folder, model) or decode_as_numbers, top)
+        trajectories = opened.trajectories(rows, on_damage=_tell_damage if skip_damaged else None)
+        found = ask(trajectories, load_decode(opened.folder, model) or decode_as_numbers, top)
     if as_json:
         print(found.model_dump_json())
         return
@@ -201,7 +223,6 @@ def bench_archive(
     """Append and scan rates, and bytes a token: the archive against JSONL and Parquet."""
     from rich.console import Console
 
-    from orchestration.archive.source import find_archive
     from orchestration.archive.tables import bench_table
     from orchestration.bench.archive import bench_archive as measure
 
@@ -214,15 +235,13 @@ def bench_archive(
         Console().print(bench_table(found))
 
 
-def _selected(archive: Path, where: list[str] | None, sort: str | None = None, reverse: bool = False):
+def _selected(
+    archive: Path, where: list[str] | None, sort: str | None = None, reverse: bool = False
+) -> tuple[Archive, list[IndexRow]]:
     """The archive, and the rows that meet all conditions. What is torn or damaged is told on stderr.
 
     Raises `ArchiveError` or `SelectionError` for unusable input.
     """
-    from actors.storage.reader import Archive
-    from orchestration.archive.selection import parse_condition, select
-    from orchestration.archive.source import find_archive
-
     conditions = [parse_condition(text) for text in where or []]
     opened = Archive(find_archive(archive))
     for flaw in opened.flaws:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def sample_groups(
     return []
 
 
-def _fewer_and_fewer(count: int):
+def _fewer_and_fewer(count: int) -> Iterator[int]:
     """`count`, then ever smaller numbers, down to 1."""
     while count > 0:
         yield count

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
+from actors.storage.frames import ArchiveError
 from actors.storage.reader import Archive, read_archive
 from actors.storage.writer import ArchiveWriter
 from env.tool_call import ToolCall, ToolResult
@@ -71,12 +72,13 @@ def bench_archive(*, trajectories: int = 1000, rounds: int = 3, archive: Path | 
         trajectories: how many are stored and read in each round.
         archive: where they come from; None: they are made up (`made_up_trajectory`).
 
-    Raises `ArchiveError` if `archive` can't be read, `RuntimeError` if a side gives back something else than it took.
+    Raises `ArchiveError` if `archive` holds nothing, `ArchiveCorrupt` if it is damaged, `RuntimeError` if a side gives
+    back something else than it took.
     """
     source = map(made_up_trajectory, range(trajectories)) if archive is None else read_archive(archive)
     stored = list(islice(source, trajectories))
     if not stored:
-        raise ValueError("there is nothing to store; ask for at least one trajectory, from an archive that holds some")
+        raise ArchiveError("there is nothing to store; name an archive that holds trajectories")
     sides = {
         "archive": _Side(_write_archive, read_archive),
         "jsonl": _Side(_write_jsonl, read_jsonl),

@@ -62,8 +62,19 @@ def test_export_writes_the_selection(
 def test_export_stops_at_damage_and_names_it(archive: Archive, folder: Path, tmp_path: Path) -> None:
     flip(archive, 1)
     done = run("archive", "export", folder, tmp_path / "out.jsonl")
-    assert done.exit_code == 2 and "rl/0/0/1" in done.output
+    assert done.exit_code == 1 and "(trajectory rl/0/0/1): the frame fails its checksum" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_is_whole_is_exported_and_analysed_when_asked_for(
+    archive: Archive, folder: Path, tmp_path: Path, dialogues: list[Trajectory]
+) -> None:
+    flip(archive, 1)
+    done = run("archive", "export", folder, tmp_path / "out.jsonl", "--skip-damaged")
+    assert done.exit_code == 0 and "DAMAGED" in done.stderr and "rl/0/0/1" in done.stderr
+    assert list(read_jsonl(tmp_path / "out.jsonl")) == [dialogues[0], *dialogues[2:]]
+    assert run("analyse", folder).exit_code == 1
+    assert json.loads(run("analyse", folder, "--skip-damaged", "--json").stdout)["trajectories"] == 3
 
 
 def test_stats_counts_by_stage(folder: Path) -> None:
