@@ -75,7 +75,7 @@ class Archive:
         self.rows: list[IndexRow] = []
         """One for each trajectory, in the order in which they were stored."""
         self.flaws: list[Flaw] = []
-        """What opening came upon. Damage to what the index knows shows when it is read, or by `verify_archive`."""
+        """What opening came upon. Damage to what the index knows shows when it is read, or by `check_archive`."""
         self.unindexed = 0
         """Rows that had to be made from segments."""
         for number, path in segments(folder):
@@ -108,8 +108,12 @@ class Archive:
     ) -> Iterator[Trajectory]:
         """The trajectories of these rows (None: of all).
 
-        Raises as `read` does, unless `on_damage` is given: it is told, and the trajectory is left out.
+        Raises as `read` does, and for damage that opening came upon. With `on_damage` the former is told to it and left
+        out, the latter is in `flaws`.
         """
+        for flaw in self.flaws:
+            if not flaw.torn and on_damage is None:
+                raise ArchiveCorrupt(str(flaw))
         for row in self.rows if rows is None else rows:
             try:
                 yield self.read(row)

@@ -13,6 +13,9 @@ from policies.trajectory import CallRecord, Span, Trajectory, WeightsVersion
 _CONTEXT = 8
 """Tokens before a token that its text may depend on: bytes of one character, a space that only follows something."""
 
+_CHARACTER_BYTES = 4
+"""Of UTF-8, at most: what is incomplete for longer will not be completed."""
+
 
 class Token(NamedTuple):
     """A token of a transcript."""
@@ -69,12 +72,13 @@ def span_tokens(span: Span, decode: Decode) -> tuple[Token, ...]:
 
 
 def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
-    """What each token adds to the text; together they are the text of all."""
+    """What each token adds to the text; together they are the text of all, if their bytes are UTF-8."""
     texts, begin, told = [], 0, 0
     for index in range(len(ids)):
         before = decode(ids[begin:told])
         text = decode(ids[begin : index + 1])
-        if text.endswith("\ufffd") and index + 1 < len(ids):  # a character of which bytes are missing
+        waiting = index - told < _CHARACTER_BYTES - 1 and index + 1 < len(ids)
+        if text.endswith("\ufffd") and waiting:  # a character of which bytes are missing
             texts.append("")
             continue
         texts.append(text[len(before) :])

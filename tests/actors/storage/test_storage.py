@@ -183,6 +183,11 @@ def test_without_an_index_a_flipped_bit_is_still_placed(tmp_path: Path, stored: 
     archive = Archive(tmp_path)
     assert [each.id for each in archive.rows] == [each.id for n, each in enumerate(stored[:5]) if n != 2]
     assert [(flaw.offset, flaw.end, flaw.torn) for flaw in archive.flaws] == [(row.offset, row.end, False)]
+    with pytest.raises(ArchiveCorrupt, match=f"byte {row.offset}: the frame fails its checksum"):
+        list(archive.trajectories())
+    told: list[ArchiveCorrupt] = []
+    assert len(list(archive.trajectories(on_damage=told.append))) == 4
+    assert told == []  # it is in `flaws`
 
 
 def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path, stored: list[Trajectory]) -> None:

@@ -21,6 +21,13 @@ def test_the_texts_of_tokens_are_together_the_text_of_all(text: str) -> None:
     assert "".join(texts) == text
 
 
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_text_are_shown_as_they_can_be(data: bytes) -> None:
+    texts = token_texts(list(data), decode)
+    assert len(texts) == len(data)
+    assert all("".join(texts[end - 4 : end]) for end in range(4, len(texts) + 1))  # nothing is put off for ever
+
+
 def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     assert token_texts(list("a—b".encode()), decode) == ["a", "", "", "—", "b"]
 
