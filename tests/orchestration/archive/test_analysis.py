@@ -10,7 +10,7 @@ from actors.storage.reader import Archive
 from orchestration.archive.analysis import Analysis, analyse, error_kind
 from orchestration.archive.stats import stage_stats
 from policies.trajectory import Trajectory
-from tests.orchestration.archive.conftest import decode
+from tests.orchestration.archive.dialogues import decode
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from actors.storage.writer import ArchiveWriter
 from orchestration.archive.page import sample_groups, write_page
 from policies.trajectory import Trajectory
 from tests.actors.storage.samples import random_trajectory
-from tests.orchestration.archive.conftest import decode
+from tests.orchestration.archive.dialogues import decode
 
 CHROMIUM = shutil.which("chromium")
 

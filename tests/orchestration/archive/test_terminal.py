@@ -9,7 +9,7 @@ from rich.console import Console
 
 from actors.storage.reader import Archive, segment_path
 from orchestration.archive.terminal import Browser
-from tests.orchestration.archive.conftest import decode
+from tests.orchestration.archive.dialogues import decode
 
 
 def browse(archive: Archive, commands: Iterable[str], page_size: int = 2) -> str:

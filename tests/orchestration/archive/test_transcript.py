@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestration.archive.transcript import token_texts, transcript
 from policies import tokens
 from policies.trajectory import Trajectory
-from tests.orchestration.archive.conftest import decode
+from tests.orchestration.archive.dialogues import decode
 
 
 @given(st.text(max_size=30))
