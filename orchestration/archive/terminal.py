@@ -52,12 +52,12 @@ def list_table(page: Page, total: int, of: int) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("", justify="right", style="dim", no_wrap=True)
-    table.add_column("id", no_wrap=True)
+    table.add_column("id", overflow="fold", min_width=12)
     table.add_column("verdict", no_wrap=True)
     for name in ("reward", "turns", "calls", "failed", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status")
-    table.add_column("family")
+    for name in ("status", "family"):
+        table.add_column(name, overflow="fold", min_width=7)
     for number, row in enumerate(page.rows, page.first + 1):
         table.add_row(
             str(number),
