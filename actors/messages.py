@@ -294,7 +294,7 @@ class SaveCheckpoint(Request[Done], tag="learner.save"):
 
 
 class StoreTrajectory(Request[Done], tag="archive.store"):
-    """Append a trajectory; answered once it is in the segment (flushed every few frames). Repeats are dropped."""
+    """Append a trajectory; answered once the operating system has it. Repeats are dropped."""
 
     trajectory: Trajectory
 
@@ -305,7 +305,7 @@ class ArchiveStatus(Message, tag="archive.status"):
 
 
 class DescribeArchive(Request[ArchiveStatus], tag="archive.describe"):
-    """Flush, and say what is stored."""
+    """Bring the index up to date, and say what this writer stored."""
 
 
 # --- director -----------------------------------------------------------------------------------

@@ -18,11 +18,16 @@ from rich.table import Table
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
+from orchestration.archive import commands as archive_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 bench = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
 app.add_typer(bench, name="bench")
+app.add_typer(archive_commands.app, name="archive")
+app.command()(archive_commands.show)
+app.command()(archive_commands.analyse)
+bench.command("archive")(archive_commands.bench_archive)
 
 console = Console(stderr=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from actors.archive import read_archive
+from actors.storage.reader import read_archive
 from actors.tokenizer import PromptOptions, load_chat_format
 from orchestration.run_folder import write_json
 from policies import tokens

@@ -4,8 +4,8 @@ Invariants:
 - any folder gives a page: a run that died, or never started, gets one that says what is missing and why;
 - what the model wrote, and all else that comes from the folder, is escaped: it is text, never markup.
 
-What is read: `recipe.toml` (the run's name and seed), `metrics.jsonl`, `summary.json`, and `examples.json` if it is
-there: a list of
+What is read: `recipe.toml` (the run's name and seed), `metrics.jsonl`, `summary.json`, `analysis.json` if it is there
+(`orchestration.analysis_report`), and `examples.json` if it is there: a list of
 `{"title", "problem", "gold", "correct": bool, "parts": [{"kind": "prompt"|"model"|"tool", "text"}]}`.
 """
 
@@ -22,6 +22,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from orchestration.analysis_report import AnalysisUnreadable, analysis_section, read_analysis
+from orchestration.archive.analysis import Analysis
 from orchestration.metrics import (
     METRICS_FILE,
     MetricsUnreadable,
@@ -47,6 +49,7 @@ class RunFolder:
     records: list[Record] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     examples: list[dict[str, Any]] = field(default_factory=list)
+    analysis: Analysis | None = None
     missing: list[str] = field(default_factory=list)
     """Sentences for the reader."""
 
@@ -77,6 +80,10 @@ def read_run(folder: Path) -> RunFolder:
         found = _read(run, "examples.json", json.loads, list, "no trajectories are shown")
         run.examples = [example for example in found if isinstance(example, dict)]
     try:
+        run.analysis = read_analysis(folder)
+    except AnalysisUnreadable as error:
+        run.missing.append(str(error))
+    try:
         run.records = read_metrics(folder / METRICS_FILE)
         if not run.records:
             run.missing.append(f"{METRICS_FILE} is absent or empty: the run recorded nothing")
@@ -106,6 +113,7 @@ def render(run: RunFolder) -> str:
         _stage_table(run),
         _figures(figures),
         _absent_figures(figures),
+        analysis_section(run.analysis),
         _examples(run.examples),
         _facts(run),
     ]
@@ -315,7 +323,9 @@ th:first-child, td:first-child {{ text-align: left; }}
 .stages {{ width: 100%; }}
 .stages td:first-child {{ font-weight: 600; }}
 .stages tbody tr, .facts tr + tr {{ border-top: 1px solid #edeff2; }}
-.facts td {{ text-align: left; }}
+.facts td, .facts thead th {{ text-align: left; }}
+.told h3 {{ margin-top: 18px; }}
+.told h3 + p {{ margin-bottom: 6px; }}
 .facts th, .facts td {{ padding: 6px 18px; }}
 .grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 20px; }}
 article {{ padding: 18px 20px 8px; min-width: 0; }}

@@ -1,6 +1,7 @@
 """A run's folder.
 
-`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `checkpoints/`, `logs/`, `report.html`.
+`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `analysis.json`, `checkpoints/`, `logs/`,
+`report.html`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from actors.messages import (
 from actors.system.actor import ActorRef, Port
 from actors.system.message import Request
 from actors.system.ray_stage import RayStage
+from orchestration.analysis_report import write_analysis
 from orchestration.cast import cast_for, enter
 from orchestration.examples import write_examples
 from orchestration.metrics import MetricsSink, wilson_interval
@@ -108,6 +109,7 @@ class Training:
                 await self._stages(stage.port)
                 await self._describe(stage.port)
                 write_examples(self._folder, model, recipe.prompt)
+                write_analysis(self._folder, model)
             finally:
                 relay.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -1,58 +1,53 @@
-"""The archive is readable after a crash, up to the last whole frame."""
+"""The archive actor stores each trajectory once, is the only writer of its folder, and rotates."""
 
 from pathlib import Path
 
 import pytest
 
-from actors.archive import ArchiveCorrupt, SegmentWriter, read_archive
+from actors.archive import ArchiveActor
+from actors.messages import DescribeArchive, StoreTrajectory
+from actors.storage.frames import ArchiveInUse
+from actors.storage.reader import read_archive, segments
+from actors.system.actor import ActorRef
 from tests.policies.test_trajectory import MODEL, PROMPT, TOOL, trajectory
+from tests.support.in_process_stage import InProcessStage
 
 
-def write(folder: Path, count: int) -> Path:
-    writer = SegmentWriter(folder)
-    for index in range(count):
-        writer.append(trajectory(PROMPT, MODEL, TOOL, id=f"t{index}"))
-    writer.close()
-    return writer.path
+async def store(stage: InProcessStage, *ids: str) -> None:
+    for each in ids:
+        await stage.port.ask(ActorRef("archive"), StoreTrajectory(trajectory=trajectory(PROMPT, MODEL, TOOL, id=each)))
 
 
-def ids(folder: Path) -> list[str]:
-    return [each.id for each in read_archive(folder)]
+async def test_what_was_answered_for_is_on_disk_and_repeats_are_not(tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+        await store(stage, "a", "b", "a")
+        assert [each.id for each in read_archive(tmp_path)] == ["a", "b"]
+        status = await stage.port.ask(ActorRef("archive"), DescribeArchive())
+    assert status.trajectories == 2
+    assert status.bytes_written == sum(path.stat().st_size for _, path in segments(tmp_path))
 
 
-def test_what_was_stored_is_read_back_in_order(tmp_path: Path) -> None:
-    write(tmp_path, 3)
-    assert list(read_archive(tmp_path)) == [trajectory(PROMPT, MODEL, TOOL, id=f"t{index}") for index in range(3)]
+async def test_full_segments_are_followed_by_new_ones(tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        await stage.host("archive", ArchiveActor(folder=str(tmp_path), segment_bytes=1000))
+        await store(stage, *(f"t{index}" for index in range(12)))
+        status = await stage.port.ask(ActorRef("archive"), DescribeArchive())
+    assert len(segments(tmp_path)) > 2
+    assert [each.id for each in read_archive(tmp_path)] == [f"t{index}" for index in range(12)]
+    assert status.bytes_written == sum(path.stat().st_size for _, path in segments(tmp_path))
 
 
-def test_a_new_writer_begins_a_new_segment(tmp_path: Path) -> None:
-    first, second = write(tmp_path, 2), write(tmp_path, 1)
-    assert first != second
-    assert ids(tmp_path) == ["t0", "t1", "t0"]
+async def test_a_second_archive_actor_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+        with pytest.raises(ArchiveInUse, match="is being written to by process"):
+            await stage.host("other", ArchiveActor(folder=str(tmp_path)))
 
 
-def test_a_segment_cut_anywhere_loses_at_most_its_torn_frame(tmp_path: Path) -> None:
-    data = write(tmp_path, 3).read_bytes()
-    whole = len(ids(tmp_path))
-    seen = set()
-    for cut in range(8, len(data)):
-        (tmp_path / "segment-00000.gra").write_bytes(data[:cut])
-        read = ids(tmp_path)
-        assert read == [f"t{index}" for index in range(len(read))]
-        seen.add(len(read))
-    assert seen == set(range(whole))
-
-
-def test_a_flipped_bit_before_the_end_is_found_and_placed(tmp_path: Path) -> None:
-    path = write(tmp_path, 3)
-    data = bytearray(path.read_bytes())
-    data[60] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ArchiveCorrupt, match=r"segment-00000.gra: the frame at byte \d+ fails its checksum"):
-        ids(tmp_path)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "segment-00000.gra").write_bytes(b"not an archive at all")
-    with pytest.raises(ArchiveCorrupt, match="does not begin as an archive segment"):
-        ids(tmp_path)
+async def test_an_archive_actor_that_was_restarted_drops_what_its_predecessor_stored(tmp_path: Path) -> None:
+    for stored in (("a", "b"), ("b", "c")):
+        async with InProcessStage() as stage:
+            await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+            await store(stage, *stored)
+    assert [each.id for each in read_archive(tmp_path)] == ["a", "b", "c"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive import ArchiveActor, read_archive
+from actors.archive import ArchiveActor
 from actors.balancer import BalancerActor
 from actors.messages import (
     AnswerVerified,
@@ -22,6 +22,7 @@ from actors.messages import (
     VerifyAnswer,
 )
 from actors.rollout import RolloutActor
+from actors.storage.reader import read_archive
 from actors.system.actor import Actor, ActorLost, ActorRef, HandlerFailed, handles
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import PYTHON_TOOL, Status, ToolResult

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.archive import read_archive
+from actors.storage.reader import read_archive
 from orchestration.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,1 @@
+"""Reading archives: choosing trajectories, showing them, exporting them, and asking them questions."""

@@ -1,0 +1,57 @@
+"""Where an archive is, and which tokenizer its tokens are from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from actors.storage.frames import ArchiveError
+
+type Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text, special tokens included."""
+
+
+def find_archive(path: Path) -> Path:
+    """The folder of segments: `path` itself, or the `archive/` of the run whose folder it is.
+
+    Raises `ArchiveError` if there is neither.
+    """
+    for folder in (path / "archive", path):
+        if any(folder.glob("segment-*.gra")):
+            return folder
+    raise ArchiveError(f"there is no archive at {path}; give a run's folder, or one that holds segment-*.gra files")
+
+
+def find_tokenizer(archive: Path) -> Path | None:
+    """The `tokenizer.json` of the run that an archive belongs to; None if the run's folder names none that exists."""
+    run = archive.parent
+    candidates = [run / "model"]
+    if (run / "recipe.toml").exists():
+        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        path = recipe.get("model", {}).get("path")
+        if path is not None:
+            candidates.append(Path(path))
+    found = (folder / "tokenizer.json" for folder in candidates)
+    return next((path for path in found if path.exists()), None)
+
+
+def load_decode(archive: Path, model: Path | None) -> Decode | None:
+    """The decoder of the tokenizer in folder `model` (None: of the archive's run); None if there is none.
+
+    Raises `ArchiveError` if `model` holds no tokenizer.
+    """
+    path = find_tokenizer(archive) if model is None else model / "tokenizer.json"
+    if path is None:
+        return None
+    if not path.exists():
+        raise ArchiveError(f"{model} holds no tokenizer.json; give the folder of the model that made the archive")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def decode_as_numbers(ids: Sequence[int]) -> str:
+    """What stands for the text of tokens where no tokenizer is at hand."""
+    return "".join(f"⟨{each}⟩" for each in ids)

@@ -1,0 +1,87 @@
+"""A trajectory as one reads it: turns, tokens with their texts and log-probabilities, calls with their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from orchestration.archive.source import Decode
+from policies import tokens
+from policies.trajectory import CallRecord, Span, Trajectory, WeightsVersion
+
+_CONTEXT = 8
+"""Tokens before a token that its text may depend on: bytes of one character, a space that only follows something."""
+
+_CHARACTER_BYTES = 4
+"""Of UTF-8, at most: what is incomplete for longer will not be completed."""
+
+
+class Token(NamedTuple):
+    """A token of a transcript."""
+
+    id: int
+    text: str
+    """Empty if it is a part of a character that a later token completes."""
+    logprob: float | None
+    """As sampled, temperature included; None if the model did not sample it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A span of the trajectory, and after a model's turn the calls that it made."""
+
+    kind: str
+    """`prompt`, `model` or `tool`."""
+    turn: int | None
+    """Which model turn, from 0; None for other spans."""
+    version: WeightsVersion | None
+    tokens: tuple[Token, ...]
+    calls: tuple[CallRecord, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def logprob_mean(self) -> float | None:
+        """Over the tokens that were sampled; None if none was."""
+        known = [token.logprob for token in self.tokens if token.logprob is not None]
+        return sum(known) / len(known) if known else None
+
+
+def transcript(trajectory: Trajectory, decode: Decode) -> list[Step]:
+    """The steps of a trajectory, in order."""
+    steps: list[Step] = []
+    turn = 0
+    for span in trajectory.spans:
+        if span.kind == "model":
+            calls = tuple(record for record in trajectory.calls if record.turn == turn)
+            steps.append(Step(span.kind, turn, span.version, span_tokens(span, decode), calls))
+            turn += 1
+        else:
+            steps.append(Step(span.kind, None, None, span_tokens(span, decode)))
+    return steps
+
+
+def span_tokens(span: Span, decode: Decode) -> tuple[Token, ...]:
+    """The tokens of a span with their texts."""
+    ids = tokens.unpack_ids(span.ids)
+    logprobs = tokens.unpack_floats(span.logprobs).tolist() if span.kind == "model" else [None] * len(ids)
+    return tuple(map(Token, ids, token_texts(ids, decode), logprobs))
+
+
+def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
+    """What each token adds to the text; together they are the text of all, if their bytes are UTF-8."""
+    texts, begin, told = [], 0, 0
+    for index in range(len(ids)):
+        before = decode(ids[begin:told])
+        text = decode(ids[begin : index + 1])
+        waiting = index - told < _CHARACTER_BYTES - 1 and index + 1 < len(ids)
+        if text.endswith("\ufffd") and waiting:  # a character of which bytes are missing
+            texts.append("")
+            continue
+        texts.append(text[len(before) :])
+        told = index + 1
+        begin = max(begin, told - _CONTEXT)
+    return texts

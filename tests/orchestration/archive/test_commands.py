@@ -1,0 +1,142 @@
+"""The commands print what they are asked for, and their exit codes tell what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from actors.storage.reader import Archive, segment_path
+from orchestration.archive.export import read_jsonl, read_parquet
+from orchestration.cli import app
+from policies.trajectory import Trajectory
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def folder(archive: Archive) -> Path:
+    return archive.folder.parent
+
+
+def flip(archive: Archive, number: int) -> None:
+    """Flip a bit of a stored trajectory."""
+    path = segment_path(archive.folder, 0)
+    data = bytearray(path.read_bytes())
+    data[archive.rows[number].offset + 20] ^= 8
+    path.write_bytes(data)
+
+
+def test_verify_tells_a_whole_archive_from_a_torn_and_a_damaged_one(archive: Archive, folder: Path) -> None:
+    whole = run("archive", "verify", folder)
+    assert (whole.exit_code, "4 trajectories, no damage" in whole.output) == (0, True)
+    path = segment_path(archive.folder, 0)
+    data = path.read_bytes()
+    path.write_bytes(data[:-5])
+    torn = run("archive", "verify", folder)
+    assert torn.exit_code == 0
+    assert f"torn: segment-00000.gra, byte {archive.rows[3].offset} (trajectory rl/0/0/3)" in torn.output
+    path.write_bytes(data)
+    flip(archive, 1)
+    damaged = run("archive", "verify", folder, "--json")
+    assert damaged.exit_code == 1
+    told = json.loads(damaged.output)
+    assert (told["damaged"], told["trajectories"]) == (True, 3)
+    (flaw,) = told["segments"][0]["flaws"]
+    assert (flaw["segment"], flaw["offset"], flaw["ids"]) == (path.name, archive.rows[1].offset, ["rl/0/0/1"])
+
+
+@pytest.mark.parametrize(("name", "read"), [("out.parquet", read_parquet), ("out.jsonl", read_jsonl)])
+def test_export_writes_the_selection(
+    folder: Path, tmp_path: Path, dialogues: list[Trajectory], name: str, read
+) -> None:
+    done = run("archive", "export", folder, tmp_path / name, "--where", "verdict=right")
+    assert done.exit_code == 0 and "2 trajectories in" in done.output
+    assert list(read(tmp_path / name)) == dialogues[:2]
+
+
+def test_export_stops_at_damage_and_names_it(archive: Archive, folder: Path, tmp_path: Path) -> None:
+    flip(archive, 1)
+    done = run("archive", "export", folder, tmp_path / "out.jsonl")
+    assert done.exit_code == 1 and "(trajectory rl/0/0/1): the frame fails its checksum" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_is_whole_is_exported_and_analysed_when_asked_for(
+    archive: Archive, folder: Path, tmp_path: Path, dialogues: list[Trajectory]
+) -> None:
+    flip(archive, 1)
+    done = run("archive", "export", folder, tmp_path / "out.jsonl", "--skip-damaged")
+    assert done.exit_code == 0 and "DAMAGED" in done.stderr and "rl/0/0/1" in done.stderr
+    assert list(read_jsonl(tmp_path / "out.jsonl")) == [dialogues[0], *dialogues[2:]]
+    assert run("analyse", folder).exit_code == 1
+    assert json.loads(run("analyse", folder, "--skip-damaged", "--json").stdout)["trajectories"] == 3
+
+
+def test_stats_counts_by_stage(folder: Path) -> None:
+    (stage,) = json.loads(run("archive", "stats", folder, "--json").output)
+    assert (stage["stage"], stage["trajectories"], stage["failed_share_in_wrong"]) == ("rl", 4, 1.0)
+    assert "stored trajectories" in run("archive", "stats", folder).output
+
+
+def test_index_makes_the_index_of_an_archive_that_has_none(archive: Archive, folder: Path) -> None:
+    (archive.folder / "segment-00000.idx").unlink()
+    assert "4 trajectories indexed" in run("archive", "index", folder).output
+    assert Archive(archive.folder).unindexed == 0
+
+
+def test_show_lists_a_page_and_opens_one(folder: Path) -> None:
+    page = run("show", folder, "--sort", "length", "--reverse", "--page-size", 1, "--page", 2, "--json")
+    listed = json.loads(page.output)
+    assert (listed["selected"], listed["page"], listed["pages"]) == (4, 2, 4)
+    assert [row["id"] for row in listed["rows"]] == ["rl/0/0/0"]
+    assert "1-2 of 2 trajectories (of 4 in the archive)" in run("show", folder, "-w", "errors=1..").output
+    opened = run("show", folder, "--open", "rl/0/0/1").output
+    assert "What is 6 times 7?" in opened and "NameError: name 'show' is not defined" in opened
+    row = json.loads(run("show", folder, "--open", "rl/0/0/1", "--json").output)
+    assert [call["status"] for call in row["calls"]] == ["error", "success"]
+
+
+def test_show_writes_a_page(folder: Path, tmp_path: Path) -> None:
+    done = run("show", folder, "--html", tmp_path / "page.html", "-w", "verdict=wrong")
+    assert done.exit_code == 0 and "All 2 trajectories where verdict=wrong" in done.output
+    assert (tmp_path / "page.html").exists()
+
+
+def test_analyse_answers_in_tables_and_in_json(folder: Path) -> None:
+    tables = run("analyse", folder).output
+    assert "NameError" in tables and "unknown" in tables and "\x1b" not in tables
+    found = json.loads(run("analyse", folder, "--json").output)
+    assert found["stages"][0]["wrong"]["failed"] == 2
+    assert "no trajectory was selected" in run("analyse", folder, "-w", "stage=none").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "FOLDER", "-w", "colour=red"], "there is no field 'colour'"),
+        (["show", "FOLDER", "--sort", "colour"], "there is no field 'colour'"),
+        (["show", "FOLDER", "--open", "nobody"], "the archive holds no trajectory 'nobody'"),
+        (["show", "nowhere"], "there is no archive at nowhere"),
+        (["archive", "verify", "nowhere"], "there is no archive at nowhere"),
+        (["archive", "export", "FOLDER", "out.csv"], "out.csv ends in neither .jsonl nor .parquet"),
+        (["analyse", "FOLDER", "--model", "nowhere"], "nowhere holds no tokenizer.json"),
+    ],
+)
+def test_unusable_input_is_refused_with_what_would_be_right(folder: Path, arguments: list[str], message: str) -> None:
+    done = run(*(str(folder) if each == "FOLDER" else each for each in arguments))
+    assert done.exit_code == 2
+    plain = " ".join(done.output.replace("│", " ").split())
+    assert message in plain
+
+
+def test_a_torn_archive_is_read_and_said_to_be_torn(archive: Archive, folder: Path) -> None:
+    path = segment_path(archive.folder, 0)
+    path.write_bytes(path.read_bytes()[:-5])
+    done = run("show", folder, "--json")
+    assert done.exit_code == 0 and "torn: segment-00000.gra" in done.stderr
+    assert json.loads(done.stdout)["selected"] == 3
