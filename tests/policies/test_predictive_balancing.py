@@ -72,7 +72,7 @@ def test_what_is_let_in_rarely_outgrows_the_cache() -> None:
     over = 0
     for _ in range(200):
         chosen = rng.sample(lengths, count)
-        peak = max(sum(min(grown, n) for n in chosen if n >= grown) for grown in range(PROMPT, LONGEST, 50))
+        peak = max(sum(min(grown, n) for n in chosen if n >= grown) for grown in range(PROMPT, LONGEST, 100))
         over += peak > 64_000
     worst_case = 64_000 // LONGEST
     assert count > 2 * worst_case and over <= 10
