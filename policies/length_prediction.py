@@ -13,7 +13,7 @@ import numpy as np
 BUCKETS = 64
 PRIOR_WEIGHT = 2.0
 """How many imagined rollouts each bucket begins with."""
-PRIOR_HAZARD = 0.8 / BUCKETS
+PRIOR_HAZARD = 0.6 / BUCKETS
 """Share of these that end in the bucket. Few: rollouts are taken for longer than they are until some have been seen, as
 admitting too few for a while costs less than preempting half of them."""
 FORGET_AFTER = 8192
