@@ -31,7 +31,7 @@ class Books(RuleBasedStateMachine):
         self.waiting: dict[str, None] = {}
         self.at_barrier: dict[str, None] = {}
         self.lengths: dict[str, int] = {}
-        self.incarnations = dict.fromkeys(NAMES, 0)
+        self.incarnations: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.kv: dict[str, int] = {}
         self.count = 0
         self.time = 0.0
