@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
-from policies.balancing import BalancerOptions, Lease, Unplaceable
+from policies.balancing import BalancerOptions, Lease, Strategy, Unplaceable
 from policies.balancing_strategies import make_strategy
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class BalancerActor(Actor):
     async def on_join(self, request: JoinGenerator) -> Done:
         known = {load.capacity.generator: load.capacity for load in self._strategy.loads()}
         if known.get(request.capacity.generator) != request.capacity:  # not asked again after a resend
-            self._end_leases(self._strategy.generator_left(request.capacity.generator))
+            self._end_leases(self._at_this_time().generator_left(request.capacity.generator))
             self._strategy.generator_joined(request.capacity)
             self._go_on()
         return Done()
 
     @handles(LeaveGenerator)
     async def on_leave(self, request: LeaveGenerator) -> Done:
-        self._end_leases(self._strategy.generator_left(request.generator))
+        self._end_leases(self._at_this_time().generator_left(request.generator))
         self._go_on()
         return Done()
 
@@ -72,7 +72,7 @@ class BalancerActor(Actor):
             return LeaseGranted(lease=self._leases[rollout])
         if rollout not in self._asked:
             try:
-                self._strategy.wish(request.wish)
+                self._at_this_time().wish(request.wish)
             except Unplaceable as refusal:
                 return LeaseGranted(lease=None, refusal=str(refusal))
             self._asked[rollout] = asyncio.get_running_loop().create_future()
@@ -89,13 +89,13 @@ class BalancerActor(Actor):
         waiting = self._asked.pop(message.rollout, None)
         if waiting is not None:
             waiting.cancel()
-        self._strategy.release(message.rollout, message.tokens)
+        self._at_this_time().release(message.rollout, message.tokens)
         self._end_leases((message.rollout,))
         self._go_on()
 
     @handles(TurnEnded)
     async def on_turn_ended(self, message: TurnEnded) -> None:
-        self._strategy.progressed(message.rollout, message.tokens)
+        self._at_this_time().progressed(message.rollout, message.tokens)
         self._go_on()
 
     @handles(BeginTurn)
@@ -136,9 +136,14 @@ class BalancerActor(Actor):
             peak_leases=self._peak,
         )
 
+    def _at_this_time(self) -> Strategy:
+        """The strategy, told what time it is."""
+        self._strategy.time_is(self.port.clock.now_ns() / 1e9)
+        return self._strategy
+
     def _go_on(self) -> None:
         """After anything that happened: give the leases and turns that can be given now."""
-        for rollout in self._strategy.turns():
+        for rollout in self._at_this_time().turns():
             self._at_barrier.pop(rollout).set_result(Done())
         if not self._open:
             return
