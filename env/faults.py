@@ -172,14 +172,22 @@ class FaultyInterpreters:
 
 
 def _jail_of(name: str) -> list[int]:
-    """What the sandbox made above the program that goes by a name, and that; empty if it does not run (yet)."""
+    """The processes of the jail in which the program that goes by a name runs; empty if it does not run (yet).
+
+    What could report the program's end comes before the program: what is in its PID namespace, and what is above it.
+    """
     found = {process.pid: process.role for process in sandbox_processes()}
     for pid, role in found.items():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if role == "program" and Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                above = [parent.pid for parent in psutil.Process(pid).parents()]
-                return [*(parent for parent in above if parent in found), pid]  # or init would report the program's end
+                inits = [each for each, kind in found.items() if kind == "init" and _namespace(each) == _namespace(pid)]
+                above = [parent.pid for parent in psutil.Process(pid).parents() if parent.pid in found]
+                return list(dict.fromkeys([*inits, *above, pid]))
     return []
+
+
+def _namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 async def _run_without_interpreter(call: ToolCall) -> ToolResult:

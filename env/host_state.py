@@ -84,11 +84,15 @@ def cgroups_of(pid: int) -> Iterator[str]:
                 yield str(path)
 
 
+_KEPT = ("/memfd:greenroom-", "/dev/null")
+_OF_ONE_CALL = ("/memfd:greenroom-code", "/memfd:greenroom-input")
+
+
 def _descriptors() -> Iterator[str]:
-    kept = ("/memfd:greenroom-config", "/memfd:greenroom-runner")
     for name in os.listdir("/proc/self/fd"):
         try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith(kept):
-                yield name
+            target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the one with which the directory was listed
+        if not target.startswith(_KEPT) or target.startswith(_OF_ONE_CALL):
+            yield name
