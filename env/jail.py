@@ -139,6 +139,7 @@ def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, 
     config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)
     config.mount = [*_root_mounts(image, staged_root), _scratch("size=4096,nr_inodes=2,mode=755")]
     config.rlimit_as_type = config.rlimit_fsize_type = RLimitType.HARD
+    config.rlimit_nofile = 2 * seccomp.LOWEST_FOR_SETNS
     return to_textproto(config) + "\n"
 
 
@@ -158,7 +159,7 @@ def _common(image: Image, cgroup: bool) -> NsJailConfig:
     )
     config.rlimit_nproc_type = RLimitType.HARD
     config.rlimit_cpu_type = RLimitType.HARD  # time is kept from outside
-    config.rlimit_nofile = 256
+    config.rlimit_nofile = zygote.PROGRAM_DESCRIPTORS
     config.rlimit_core = 0
     config.rlimit_stack, config.rlimit_stack_type = 8, RLimitType.VALUE
     config.rlimit_memlock, config.rlimit_memlock_type = 0, RLimitType.VALUE

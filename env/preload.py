@@ -1,8 +1,8 @@
 """Which libraries zygotes have in memory before a call, and which zygote a call needs.
 
 A fork costs what the forking process has in memory (0.5 ms for a bare interpreter, 4 ms with all of the libraries
-below), so there is one zygote for each prefix of the list, forked from the one before, and a call goes to the first
-that has all libraries that its code names. The name is only a hint: any library can be imported all the same.
+below), so there is a zygote for each set of libraries that calls name, forked from one that has all but the last of
+them. The name is only a hint: any library can be imported all the same.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ sympy.summation(n, (n, 1, 10)), sympy.limit(sympy.sin(x) / x, x, 0), sympy.Matri
 """Library -> what a zygote runs after its import: it loads what is loaded late, and fills the library's own caches."""
 
 
-def depth(code: bytes, libraries: Sequence[str]) -> int:
-    """How many of `libraries` a zygote for this code has: up to the last one that the code names."""
-    named = set(_names(tuple(libraries)).findall(code)) if libraries else set()
-    return max((index for index, name in enumerate(libraries, 1) if name.encode() in named), default=0)
+def named_in(code: bytes, libraries: Sequence[str]) -> tuple[str, ...]:
+    """Those of `libraries` that the code names, in their order."""
+    if not libraries:
+        return ()
+    named = set(_names(tuple(libraries)).findall(code))
+    return tuple(name for name in libraries if name.encode() in named)
 
 
 @functools.cache

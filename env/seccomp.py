@@ -28,7 +28,7 @@ class Argument:
 
     index: int
     name: str
-    test: Literal["differs from", "has a bit of"]
+    test: Literal["differs from", "has a bit of", "is below"]
     value: int
 
 
@@ -126,14 +126,19 @@ def _kafel_test(argument: Argument | None) -> str:
     if argument is None:
         return ""
     name, value = argument.name, argument.value
-    test = f"{name} != {value}" if argument.test == "differs from" else f"({name} & {value}) != 0"
-    return f"({name}) {{ {test} }}"
+    tests = {
+        "differs from": f"{name} != {value}",
+        "has a bit of": f"({name} & {value}) != 0",
+        "is below": f"{name} < {value}",
+    }
+    return f"({name}) {{ {tests[argument.test]} }}"
 
 
-ZYGOTE_RULES = tuple(rule for rule in RULES if rule.name != "setns")
-"""What a zygote can do without, and its programs inherit."""
-PROGRAM_RULES = tuple(rule for rule in RULES if rule.name == "setns")
-"""The rest of the policy, for programs."""
+LOWEST_FOR_SETNS = 300
+"""A zygote enters descriptors from here on. Programs can't have such: their limit on descriptors is below."""
+_SETNS = Rule("setns", DENIED["setns"], EPERM, Argument(0, "fd", "is below", LOWEST_FOR_SETNS))
+ZYGOTE_RULES = tuple(_SETNS if rule.name == "setns" else rule for rule in RULES)
+"""The same policy for zygotes, whose programs inherit it: to install it for each call takes half a millisecond."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
@@ -143,11 +148,10 @@ _X32_BIT = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
 
-def bpf(rules: Iterable[Rule]) -> bytes:
+def bpf(rules: Iterable[Rule] = ZYGOTE_RULES) -> bytes:
     """Rules as an array of struct sock_filter: 8 bytes an instruction, for `seccomp(SECCOMP_SET_MODE_FILTER)`.
 
-    The kernel remembers which numbers are always allowed, so the length of the chain costs an ordinary call nothing. It
-    finds that out when the filter is installed, by trying every number, which takes half a millisecond for all rules.
+    The kernel remembers which numbers are always allowed, so the length of the chain costs an ordinary call nothing.
     """
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -166,8 +170,10 @@ def bpf(rules: Iterable[Rule]) -> bytes:
         load = _instruction(_LOAD, _ARGUMENTS + 8 * argument.index)  # little-endian: the lower half comes first
         if argument.test == "differs from":
             test = _instruction(_JUMP_EQUAL, argument.value, if_true=1)
-        else:
+        elif argument.test == "has a bit of":
             test = _instruction(_JUMP_BITS, argument.value, if_false=1)
+        else:
+            test = _instruction(_JUMP_AT_LEAST, argument.value, if_true=1)
         allowed = _instruction(_RETURN, _ALLOW)
         code += [_instruction(_JUMP_EQUAL, rule.number, if_false=4), load, test, refusal, allowed]
     code.append(_instruction(_RETURN, _ALLOW))

@@ -52,6 +52,8 @@ _SYS_SECCOMP, _SET_MODE_FILTER = 317, 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _INSTRUCTION = 8
 _DESCRIPTORS = 8
+PROGRAM_DESCRIPTORS = 256
+"""RLIMIT_NOFILE of programs."""
 _MESSAGE = 4096
 
 _EPERM = 1
@@ -62,8 +64,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 CODE = type(runner.main.__code__)
 this_process = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
 no_capabilities = (ctypes.c_uint32 * 6)()
-myself = -1
-"""A pidfd of this process: the way back from a room's PID namespace."""
 
 
 class Filter(ctypes.Structure):
@@ -75,10 +75,6 @@ class Filter(ctypes.Structure):
         super().__init__(len(instructions) // _INSTRUCTION, instructions)
 
 
-def install(program):
-    checked(libc.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, 0, ctypes.byref(program)))
-
-
 def main():
     settings = marshal.loads(posix.pread(BUNDLE, 1 << 20, 0))[2]
     posix.close(BUNDLE)
@@ -86,7 +82,6 @@ def main():
     harden()
     if posix.fork() == 0:
         posix.close(WARDEN_LINK)
-        install(Filter(settings["zygote_filter"]))
         zygote = Zygote(settings)
         code = zygote.serve(ZYGOTE_LINK, "")
         return runner.run_program(code)  # in the process of a program
@@ -116,7 +111,7 @@ def keep_rooms():
     """The warden: make rooms, and say when one is gone. Ends with its link."""
     link = _socket.socket(fileno=WARDEN_LINK)
     link.send(b"up")
-    know_myself()
+    myself = posix.pidfd_open(posix.getpid())  # the way back from a room's PID namespace
     events = select.poll()
     events.register(WARDEN_LINK, select.POLLIN)
     inits = {}
@@ -126,7 +121,7 @@ def keep_rooms():
                 words = link.recv(_MESSAGE).split()
                 if not words:
                     posix._exit(0)
-                init = make_room(link, *map(int, words[1:]))
+                init = make_room(link, myself, *map(int, words[1:]))
                 handle = posix.pidfd_open(init)
                 inits[handle] = init
                 events.register(handle, select.POLLIN)
@@ -137,12 +132,7 @@ def keep_rooms():
                 link.send(b"gone %d" % microseconds(usage))
 
 
-def know_myself():
-    global myself
-    myself = posix.pidfd_open(posix.getpid())
-
-
-def make_room(link, scratch_bytes, inodes):
+def make_room(link, myself, scratch_bytes, inodes):
     """Fork the init of a new room. Returns its pid."""
     posix.unshare(posix.CLONE_NEWPID)
     init = posix.fork()
@@ -184,15 +174,19 @@ class Zygote:
     """A fork server with libraries in its memory."""
 
     def __init__(self, settings):
-        """`settings`: `program_filter` (BPF), `base` (modules of every zygote), `warm_ups` (library -> code)."""
-        self.filter = Filter(settings["program_filter"])
+        """`settings`: `base` (modules of every zygote), `warm_ups` (library -> code), and the policy for system calls:
+        `filter` (BPF), which lets descriptors from `lowest_for_setns` on be entered.
+        """
+        filter_ = Filter(settings["filter"])
+        checked(libc.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, 0, ctypes.byref(filter_)))
+        self.room, self.back = settings["lowest_for_setns"], settings["lowest_for_setns"] + 1
         self.base = settings["base"]
         self.warm_ups = settings["warm_ups"]
 
     def serve(self, descriptor, library):
         """Import, then fork programs for as long as the host likes. Returns the user's code, in a program's process."""
         link = _socket.socket(fileno=descriptor)
-        know_myself()
+        posix.dup2(posix.pidfd_open(posix.getpid()), self.back)
         link.send(b"up")
         if not link.recv(_MESSAGE):
             posix._exit(0)
@@ -206,7 +200,6 @@ class Zygote:
             if words[0] == b"grow":
                 if posix.fork() == 0:
                     link.close()
-                    posix.close(myself)
                     return self.serve(descriptors[0], words[1].decode())
             else:
                 started = self.fork_program(link, descriptors)
@@ -236,16 +229,17 @@ class Zygote:
 
     def fork_program(self, link, descriptors):
         """Fork a program into the room and tell how it ended. None in its process, True in the zygote's."""
+        posix.dup2(descriptors[0], self.room)
         try:
-            posix.setns(descriptors[0], posix.CLONE_NEWPID)
+            posix.setns(self.room, posix.CLONE_NEWPID)
             program = posix.fork()
         except OSError as error:
-            posix.setns(myself, posix.CLONE_NEWPID)
+            posix.setns(self.back, posix.CLONE_NEWPID)
             link.send(b"failed " + str(error).encode("ascii", "replace"))
             return True
         if program == 0:
             return None
-        posix.setns(myself, posix.CLONE_NEWPID)
+        posix.setns(self.back, posix.CLONE_NEWPID)
         _, status, usage = posix.wait4(program, 0)
         now = time.monotonic_ns()
         link.send(b"ended %d %d %d %d" % (status, now, microseconds(usage), usage.ru_maxrss))
@@ -253,21 +247,22 @@ class Zygote:
 
     def become_program(self, link, descriptors, user, address_space, file_size, processes):
         """Enter the room, give up all rights, say so. Returns the user's code. Ends the process if anything fails."""
-        init, code, out, err, *given = descriptors
+        _, code, out, err, *given = descriptors
         try:
-            posix.setns(init, ROOM)
+            posix.setns(self.room, ROOM)
             posix.setsid()
             posix.chdir(runner.HOME)
             posix.dup2(given[0] if given else posix.open("/dev/null", posix.O_RDONLY), 0)
             resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (PROGRAM_DESCRIPTORS, PROGRAM_DESCRIPTORS))
             if processes:
                 resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
             reseed()
             if user:
                 posix.setresgid(user, user, user)
                 posix.setresuid(user, user, user)
-            self.give_up_rights()
+            checked(libc.capset(this_process, no_capabilities))
             link.send(what_is_in_force())
             link.detach()
             text = runner.read_whole(code)
@@ -279,16 +274,12 @@ class Zygote:
         posix.closerange(3, 1 << 16)
         return text
 
-    def give_up_rights(self):
-        checked(libc.capset(this_process, no_capabilities))
-        install(self.filter)
-
 
 def what_is_in_force():
     """`started` MONOTONIC_NS PID UID SECCOMP_MODE NO_NEW_PRIVS CAPABILITIES MAXRSS_KIB, as the kernel tells it."""
     held = (ctypes.c_uint32 * 6)()
     checked(libc.capget(this_process, held))
-    refused = libc.setns(-1, 0) == -1 and ctypes.get_errno() == _EPERM  # EBADF without the program's own filter
+    refused = libc.setns(0, 0) == -1 and ctypes.get_errno() == _EPERM  # EINVAL without the filter
     return b"started %d %d %d %d %d %d %d" % (
         time.monotonic_ns(),
         posix.getpid(),
@@ -316,9 +307,10 @@ def make_immortal(objects):
 
 def reseed():
     """Generators that were made before the fork would give every program the same numbers."""
-    for name in ("numpy.random", "sympy.core.random"):
-        if name in sys.modules:
-            sys.modules[name].seed()
+    if "numpy.random" in sys.modules:  # a number is much quicker than letting numpy find one
+        sys.modules["numpy.random"].seed(int.from_bytes(posix.urandom(4), "little"))
+    if "sympy.core.random" in sys.modules:
+        sys.modules["sympy.core.random"].seed()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from env.jail import address_space_bytes, file_size_bytes, inodes
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
-from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, Said, ZygoteJail, set_out_of_memory_score
+from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, Said, Zygote, ZygoteJail, set_out_of_memory_score
 
 _FILTERED = 2
 """SECCOMP_MODE_FILTER."""
@@ -49,15 +49,15 @@ class ZygoteCall:
     def __init__(
         self,
         jail: ZygoteJail,
-        depth: int,
+        zygote: Zygote,
         code: bytes,
         stdin: bytes,
         limits: Limits,
         slot: cgroups.Slot | None,
         confirmed: Confirmed,
     ) -> None:
-        """`depth` says which of the jail's zygotes forks the program."""
-        self._jail, self._depth, self._code, self._stdin = jail, depth, code, stdin
+        """`zygote` is the one of the jail's that forks the program."""
+        self._jail, self._zygote, self._code, self._stdin = jail, zygote, code, stdin
         self._limits, self._slot, self._confirmed = limits, slot, confirmed
         self._user = 1 + jail.calls % (jail.ids.count - 1) if jail.ids.count > 1 else 0
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class ZygoteCall:
             self._over.set_result(None)
 
     def _start_program(self) -> None:
-        limits, zygote = self._limits, self._jail.zygotes[self._depth]
+        limits, zygote = self._limits, self._zygote
         address_space = address_space_bytes(limits, self._slot is not None) + zygote.address_space
         processes = 0 if self._slot is not None else limits.processes
         request = b"run %d %d %d %d" % (self._user, address_space, file_size_bytes(limits), processes)
@@ -151,9 +151,7 @@ class ZygoteCall:
                 given.append(sealed("input", self._stdin))
             code, *stdin = given
             self._asked = True
-            self._jail.ask_for_program(
-                self._depth, request, [self._init, code, self._out.writer, self._err.writer, *stdin]
-            )
+            self._jail.ask_for_program(zygote, request, [self._init, code, self._out.writer, self._err.writer, *stdin])
         except OSError as error:
             self._asked, self._failure = False, str(error)
             self._end_room()

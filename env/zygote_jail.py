@@ -77,7 +77,8 @@ class ZygoteJail:
         self.lost = False
         """Whether it has ended, or misbehaved and is being ended."""
         self.calls = 0
-        self.zygotes: list[Zygote] = []
+        self.zygotes: dict[tuple[str, ...], Zygote] = {}
+        """By the libraries that they have, in the order in which they imported them."""
         self.log = Stream(_LOG_BYTES)
         self._warden: Link | None = None
         self._warden_pidfd = -1
@@ -108,7 +109,7 @@ class ZygoteJail:
             warden.theirs.close()
             self.log.close_writer()
             loop.add_reader(self._pidfd, self._on_exit)
-            await self._birth(first)
+            await self._birth(first, ())
         except BaseException:
             await self.end()
             raise
@@ -120,21 +121,22 @@ class ZygoteJail:
         if self._lane.cgroup is not None:
             self._lane.cgroup.add(self._pid)
 
-    async def grow(self, library: str) -> None:
-        """Fork the last zygote and let the new one import `library` too.
+    async def grow(self, libraries: tuple[str, ...]) -> None:
+        """Fork the zygote that has all but the last of `libraries`, and let the new one import that too.
 
         Raises `LibraryMissing` if it can't be imported; `JailFailed` if the jail ends or does not answer in time.
         """
         link = self._new_link(self._hear_newborn)
-        self.zygotes[-1].link.say(b"grow %s" % library.encode(), [link.theirs.fileno()])
-        await self._birth(link)
+        *had, library = libraries
+        self.zygotes[tuple(had)].link.say(b"grow %s" % library.encode(), [link.theirs.fileno()])
+        await self._birth(link, libraries)
 
     def _new_link(self, hear: Callable[[Said], None]) -> Link:
         link = Link(hear, self._lose)
         self._links.append(link)
         return link
 
-    async def _birth(self, link: Link) -> None:
+    async def _birth(self, link: Link, libraries: tuple[str, ...]) -> None:
         """Wait until the zygote behind a link has imported, and take it into service."""
         link.theirs.close()
         self._growing = asyncio.get_running_loop().create_future()
@@ -157,7 +159,7 @@ class ZygoteJail:
         await asyncio.get_running_loop().run_in_executor(self._lane.executor, use_huge_pages, pid)
         if self._slot is not None:
             self._slot.move_in(pid)
-        self.zygotes.append(Zygote(link, pid, _address_space(pid)))
+        self.zygotes[libraries] = Zygote(link, pid, _address_space(pid))
         link.turn_to(self._hear_zygote)
 
     def _hear_warden(self, said: Said) -> None:
@@ -191,9 +193,9 @@ class ZygoteJail:
         assert self._warden is not None, "the jail has been started"
         self._say(self._warden, b"room %d %d" % (scratch_bytes, inodes))
 
-    def ask_for_program(self, depth: int, request: bytes, descriptors: Sequence[int]) -> None:
+    def ask_for_program(self, zygote: Zygote, request: bytes, descriptors: Sequence[int]) -> None:
         """The tenant hears `started` and `ended`, or `failed`. Raises `JailFailed`."""
-        self._say(self.zygotes[depth].link, request, descriptors)
+        self._say(zygote.link, request, descriptors)
 
     def _say(self, link: Link, message: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
@@ -309,8 +311,8 @@ def _bundle() -> int:
         for name, file in files.items()
     ]
     settings = {
-        "zygote_filter": seccomp.bpf(seccomp.ZYGOTE_RULES),
-        "program_filter": seccomp.bpf(seccomp.PROGRAM_RULES),
+        "filter": seccomp.bpf(),
+        "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,
         "base": preload.BASE,
         "warm_ups": preload.WARM_UPS,
     }

@@ -24,11 +24,13 @@ from env.tool_call import Limits, ToolCall, ToolResult
 from env.user_ids import UserIds, block_for
 from env.verdict import verdict
 from env.zygote_call import Confirmed, ZygoteCall
-from env.zygote_jail import LibraryMissing, ZygoteJail
+from env.zygote_jail import LibraryMissing, Zygote, ZygoteJail
 
 logger = logging.getLogger(__name__)
 
 RECYCLE_AFTER = 2000
+MOST_ZYGOTES = 16
+"""Of one jail; each has up to a hundred megabytes that it does not share. Further sets import what they lack."""
 
 
 class _Worker:
@@ -93,9 +95,9 @@ class Zygotes:
         code = call.code.encode("utf-8", "surrogatepass")
         place = self._workers[worker]
         try:
-            jail, depth = await self._ready(place, code)
+            jail, zygote = await self._ready(place, code)
             process = ZygoteCall(
-                jail, depth, code, call.input.encode("utf-8", "surrogatepass"), limits, place.slot, self.confirmed
+                jail, zygote, code, call.input.encode("utf-8", "surrogatepass"), limits, place.slot, self.confirmed
             )
             running.ends_by(process.abort)
             return verdict(call, limits, await process.run())
@@ -104,8 +106,8 @@ class Zygotes:
                 place.jail, lost = None, place.jail
                 await lost.end()
 
-    async def _ready(self, place: _Worker, code: bytes) -> tuple[ZygoteJail, int]:
-        """The worker's jail, grown to what the code names, and which of its zygotes is to be used."""
+    async def _ready(self, place: _Worker, code: bytes) -> tuple[ZygoteJail, Zygote]:
+        """The worker's jail, grown to what the code names, and the zygote that has it."""
         if place.jail is not None and (place.jail.lost or place.jail.calls >= self._recycle_after):
             place.jail, old = None, place.jail
             await old.end()
@@ -113,15 +115,20 @@ class Zygotes:
             jail = ZygoteJail(self._nsjail, place.config, self._lane, place.slot, place.ids)
             await jail.start()
             place.jail = jail
-        while (depth := preload.depth(code, self._libraries)) >= len(place.jail.zygotes):
-            library = self._libraries[len(place.jail.zygotes) - 1]
+        zygotes = place.jail.zygotes
+        while (libraries := preload.named_in(code, self._libraries)) not in zygotes:
+            count = next(count for count in range(1, len(libraries) + 1) if libraries[:count] not in zygotes)
+            if len(zygotes) >= MOST_ZYGOTES:
+                libraries = libraries[: count - 1]
+                break
             try:
-                await place.jail.grow(library)
+                await place.jail.grow(libraries[:count])
             except LibraryMissing as error:
+                library = libraries[count - 1]
                 logger.warning("zygotes do without %s, which can't be imported: %s", library, error)
                 if library in self._libraries:  # another worker may have found out as well
                     self._libraries.remove(library)
-        return place.jail, depth
+        return place.jail, zygotes[libraries]
 
     async def end_all(self) -> None:
         for place in self._workers:
