@@ -151,6 +151,7 @@ class ZygoteJail:
         except LibraryMissing:
             self._links.remove(link)
             link.close()
+            self._unwatch(self._watched.pop())
             raise
         except TimeoutError:
             self._lose("a zygote was not ready in time")
@@ -192,6 +193,10 @@ class ZygoteJail:
         handle = os.pidfd_open(pid)
         self._watched.append(handle)
         asyncio.get_running_loop().add_reader(handle, self._lose_zygote, handle)
+
+    def _unwatch(self, handle: int) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
 
     def _lose_zygote(self, handle: int) -> None:
         asyncio.get_running_loop().remove_reader(handle)
@@ -294,8 +299,7 @@ class ZygoteJail:
         for link in self._links:
             link.close()
         for handle in self._watched:
-            asyncio.get_running_loop().remove_reader(handle)
-            os.close(handle)
+            self._unwatch(handle)
         self._watched.clear()
         self.log.close()
         for descriptor in (self._pidfd, self._warden_pidfd):

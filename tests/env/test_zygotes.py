@@ -123,9 +123,9 @@ async def test_a_zygote_that_dies_is_our_failure_and_is_replaced(pools: Pools):
     await run(pool, "1")
     with host_left_as_it_was():
         task = asyncio.create_task(run(pool, "import time; time.sleep(20)"))
-        await until(lambda: len(in_rooms(pools.processes())) == 2)
-        zygotes = [pid for pid, status in pools.processes().items() if len(status["NSpid"].split()) == 2]
-        os.kill(max(zygotes), signal.SIGKILL)  # the warden is older
+        await until(lambda: any(seen[-1] == 2 and len(seen) == 3 for seen in in_rooms(pools.processes()).values()))
+        (zygote,) = [pid for pid, status in pools.processes().items() if status["NSpid"].split()[1:] == ["2"]]
+        os.kill(zygote, signal.SIGKILL)
         assert (await task).status == "sandbox_failure"
         assert (await run(pool, "2")).stdout == "2\n"
 
