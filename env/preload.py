@@ -21,7 +21,6 @@ BASE = (
 """Modules of the standard library that every zygote has."""
 
 WARM_UPS = {
-    "numpy": "import numpy.linalg, numpy.random",
     "sympy": """
 import sympy
 x, y = sympy.symbols("x y")

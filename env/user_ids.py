@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+NOBODY = 65534
 BLOCK = 1024
 """Ids of one jail: 0 for its zygotes, the rest for calls, in turn."""
 _WINDOW = range(1 << 29, 3 << 29)
@@ -26,19 +27,18 @@ class UserIds:
 def block_for(
     number: int, users: Path = Path("/proc/self/uid_map"), groups: Path = Path("/proc/self/gid_map")
 ) -> UserIds:
-    """A block for this process's jail `number`; just our own id if we aren't root or have too few.
+    """A block for this process's jail `number`; one id (nobody's for root, else our own) if there are too few.
 
     Processes choose blocks by their pid, so that two of them seldom share one. (If they do, limits on processes
     that count by user are shared too; nothing else is.)
     """
-    alone = UserIds(os.geteuid(), 1)
     if os.geteuid() != 0:
-        return alone
+        return UserIds(os.geteuid(), 1)
     free = _free_range(users), _free_range(groups)
     start, stop = max(ids.start for ids in free), min(ids.stop for ids in free)
     blocks = (stop - start) // BLOCK
     if blocks < 1:
-        return alone
+        return UserIds(NOBODY, 1)
     return UserIds(start + (os.getpid() * 64 + number) % blocks * BLOCK, BLOCK)
 
 

@@ -87,6 +87,8 @@ class ZygoteJail:
         self._links: list[Link] = []
         self._growing: asyncio.Future[None] | None = None
         self._born = 0
+        self._watched: list[int] = []
+        """Pidfds of zygotes."""
         self._ended = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -149,6 +151,7 @@ class ZygoteJail:
         except LibraryMissing:
             self._links.remove(link)
             link.close()
+            self._unwatch(self._watched.pop())
             raise
         except TimeoutError:
             self._lose("a zygote was not ready in time")
@@ -175,6 +178,7 @@ class ZygoteJail:
             return
         if said.word == "up":
             _protect(said.pid)
+            self._watch(said.pid)
             if self._lane.cgroup is not None:
                 self._lane.cgroup.move_in(said.pid)
             growing.set_result(None)
@@ -183,6 +187,21 @@ class ZygoteJail:
             growing.set_result(None)
         else:
             growing.set_exception(LibraryMissing(said.text))
+
+    def _watch(self, pid: int) -> None:
+        """Notice the death of a zygote: the first one's link stays open in nsjail, which has a copy."""
+        handle = os.pidfd_open(pid)
+        self._watched.append(handle)
+        asyncio.get_running_loop().add_reader(handle, self._lose_zygote, handle)
+
+    def _unwatch(self, handle: int) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+
+    def _lose_zygote(self, handle: int) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        if self._growing is None:  # one that can't import its library says so and ends
+            self._lose("a zygote has ended")
 
     def _hear_zygote(self, said: Said) -> None:
         if self.tenant is not None:
@@ -279,6 +298,9 @@ class ZygoteJail:
             timer.cancel()
         for link in self._links:
             link.close()
+        for handle in self._watched:
+            self._unwatch(handle)
+        self._watched.clear()
         self.log.close()
         for descriptor in (self._pidfd, self._warden_pidfd):
             if descriptor >= 0:

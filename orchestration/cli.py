@@ -241,7 +241,7 @@ def bench_burst(
 def bench_tools(
     seconds: Annotated[float, typer.Option(help="How long each side of each kind is measured.")] = 6.0,
     rounds: Annotated[int, typer.Option(help="Alternating rounds in which that is done.")] = 3,
-    concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default the number of cores.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default two for each core.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Isolated calls per second against spawning `python file.py` for each, without isolation."""

@@ -79,9 +79,12 @@ class UnprotectedCall(RuntimeError):
 async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | None = None) -> ToolFigures:
     """Measure each kind on both sides for `seconds` each, in alternating rounds.
 
+    `concurrency` calls run at once on either side, by default two for each core, so that no core waits for the kernel
+    to take a process apart.
+
     Raises `UnprotectedCall`, or `RuntimeError` if a program did not print what it should.
     """
-    concurrency = concurrency or os.cpu_count() or 1
+    concurrency = concurrency or 2 * (os.cpu_count() or 1)
     pool = Interpreters(LIMITS, workers=concurrency, run_id="bench-tools")
     kinds: dict[str, KindFigures] = {}
     try:
