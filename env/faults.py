@@ -27,7 +27,7 @@ import secrets
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -235,14 +235,14 @@ class SandboxKiller:
     """Kills jails and inits below some processes, at random, for as long as it runs.
 
     Example:
-        killer = SandboxKiller([pid], random.Random(0), interval_s=0.5)
+        killer = SandboxKiller(lambda: [pid], random.Random(0), interval_s=0.5)
         task = asyncio.create_task(killer.run())
         ...
         task.cancel()
     """
 
-    def __init__(self, roots: Sequence[int], draw: random.Random, interval_s: float) -> None:
-        """`roots` are the processes that hold interpreters, on this machine; one victim every `interval_s` seconds."""
+    def __init__(self, roots: Callable[[], Sequence[int]], draw: random.Random, interval_s: float) -> None:
+        """`roots` tells the processes that hold interpreters now; one victim every `interval_s` seconds."""
         self._roots, self._draw, self._interval_s = roots, draw, interval_s
         self.killed: Counter[str] = Counter()
         """How many of each role."""
@@ -256,7 +256,7 @@ class SandboxKiller:
 
     def _kill_one(self) -> bool:
         """Kill one of those that are there; returns whether there was one."""
-        found = [each for root in self._roots for each in sandbox_processes(root) if each.role != "program"]
+        found = [each for root in self._roots() for each in sandbox_processes(root) if each.role != "program"]
         if not found:
             return False
         victim = self._draw.choice(found)

@@ -216,13 +216,19 @@ async def bench_burst(
     ledger = Ledger(expected)
     async with RayStage(seed=seed, name="burst", cpus=environments) as stage:
         refs = await stage.spawn(*parts)
-        pids = [stage.pid(ref) for ref in refs]
+        pids = {stage.pid(ref) for ref in refs}
+
+        def pids_now() -> list[int]:
+            now = [stage.pid(ref) for ref in refs]
+            pids.update(now)
+            return [pid for pid in now if pid]  # one that is being brought back has none
+
         pool = EnvironmentPool(stage.port, refs)
         warm = mixed_calls(2 * WORKERS_PER_CORE * cores * environments, seed, name="warm")
         await asyncio.gather(*(pool.run(each.call) for each in warm))
         before = await _statuses(stage, refs)
         memory = _Memory()
-        killer = SandboxKiller(pids, random.Random(seed), kill_every_s)
+        killer = SandboxKiller(pids_now, random.Random(seed), kill_every_s)
         async with _beside(memory.watch()), _beside(killer.run() if kill_every_s else None):
             seconds = await _submit(pool, expected, ledger)
         await memory.look()

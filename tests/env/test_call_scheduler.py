@@ -32,8 +32,8 @@ class HeldRuns:
         finally:
             del self.held[call.id]
 
-    def end(self, call_id: str, status: Status = "success", **fields: str) -> None:
-        self.held[call_id].set_result(ToolResult(**{"id": call_id, "status": status, **fields}))
+    def end(self, call_id: str, status: Status = "success") -> None:
+        self.held[call_id].set_result(ToolResult(id=call_id, status=status))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -92,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             closing = asyncio.ensure_future(self.scheduler.close())
             await asyncio.sleep(0)
             for name in list(self.runs.held):
-                self.runs.end(name, "sandbox_failure", reason="closed")
+                self.runs.end(name, "sandbox_failure")
             await closing
 
         self.loop.run_until_complete(close())
