@@ -9,9 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import marshal
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -19,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from env import cgroups, jail, preload, runner, seccomp, zygote
+from env import cgroups, jail, zygote
 from env.huge_pages import use_huge_pages
 from env.jail_link import Link, Said
 from env.launch import Lane, Nsjail
 from env.staging import spawn
-from env.streams import Stream, sealed
+from env.streams import Stream
 from env.user_ids import UserIds
+from env.zygote_bundle import bundle, nothing
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +97,12 @@ class ZygoteJail:
             warden = self._warden = self._new_link(self._hear_warden)
             first = self._new_link(self._hear_newborn)
             theirs = {
-                0: _nothing(),
+                0: nothing(),
                 1: self.log.writer,
                 2: self.log.writer,
                 zygote.WARDEN_LINK: warden.theirs.fileno(),
                 zygote.ZYGOTE_LINK: first.theirs.fileno(),
-                zygote.BUNDLE: _bundle(),
+                zygote.BUNDLE: bundle(),
                 jail.CONFIG: self._config,
             }
             loop = asyncio.get_running_loop()
@@ -316,29 +315,6 @@ class ZygoteJail:
         self.log.kept.clear()
         self.log.truncated = False
         return " ".join(line for line in text.splitlines() if "no version information available" not in line)
-
-
-@functools.cache
-def _nothing() -> int:
-    """/dev/null, open for the life of this process."""
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
-@functools.cache
-def _bundle() -> int:
-    """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
-    files = {"runner": Path(str(runner.__file__)), "zygote": Path(str(zygote.__file__))}
-    codes = [
-        compile(file.read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
-        for name, file in files.items()
-    ]
-    settings = {
-        "filter": seccomp.bpf(),
-        "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,
-        "base": preload.BASE,
-        "warm_ups": preload.WARM_UPS,
-    }
-    return sealed("zygote", marshal.dumps((*codes, settings)))
 
 
 def _address_space(pid: int) -> int:

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import env.zygotes
-from env import cgroups, zygote_jail
+from env import cgroups
 from env.interpreters import Interpreters
 from env.isolation import NO_CGROUP, ONE_USER, IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.user_ids import NOBODY, UserIds
+from env.zygote_bundle import bundle
 from env.zygotes import Zygotes
 from tests.env.conftest import ISOLATIONS, children_of_this_process, descendants, host_left_as_it_was, until
 
@@ -152,13 +153,13 @@ async def test_a_library_that_can_not_be_imported_is_named_and_done_without(
     pools: Pools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setitem(env.zygotes.preload.WARM_UPS, "mpmath", "raise ImportError('no such thing')")
-    zygote_jail._bundle.cache_clear()
+    bundle.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert (await run(pools(), "import mpmath; 1")).stdout == "1\n"
         assert "mpmath" in caplog.text and "no such thing" in caplog.text
     finally:
-        zygote_jail._bundle.cache_clear()
+        bundle.cache_clear()
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)

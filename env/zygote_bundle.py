@@ -1,0 +1,34 @@
+"""What the processes of a jail of zygotes are given to run: code and settings, marshalled, in sealed memory."""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+from pathlib import Path
+
+from env import preload, runner, seccomp, zygote
+from env.streams import sealed
+
+
+@functools.cache
+def nothing() -> int:
+    """/dev/null, open for the life of this process."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@functools.cache
+def bundle() -> int:
+    """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
+    files = {"runner": Path(str(runner.__file__)), "zygote": Path(str(zygote.__file__))}
+    codes = [
+        compile(file.read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
+        for name, file in files.items()
+    ]
+    settings = {
+        "filter": seccomp.bpf(),
+        "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,
+        "base": preload.BASE,
+        "warm_ups": preload.WARM_UPS,
+    }
+    return sealed("zygote", marshal.dumps((*codes, settings)))

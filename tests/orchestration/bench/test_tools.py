@@ -1,0 +1,41 @@
+"""The benchmark of tools runs real calls and real processes, and refuses figures of unprotected calls."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from env.isolation import NO_CGROUP
+from env.zygote_call import Confirmed
+from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection
+
+FIVE = Confirmed(calls=5, init=5, own_user=5, seccomp=5, no_rights=5, memory_limit=5)
+
+
+@pytest.mark.slow
+async def test_both_sides_are_measured_for_every_kind_and_every_call_is_confirmed():
+    figures = await bench_tools(seconds=0.2, rounds=1, concurrency=1)
+    assert list(figures.kinds) == list(KINDS) == ["trivial", "numpy", "sympy"]
+    for kind in figures.kinds.values():
+        assert kind.ours_calls >= 1 and kind.spawn_calls >= 1
+        assert kind.ratio == pytest.approx(kind.ours_per_s / kind.spawn_per_s)
+    assert len(set(figures.confirmed.values())) == 1
+    assert figures.confirmed["calls"] >= sum(kind.ours_calls for kind in figures.kinds.values())
+
+
+def test_fully_protected_calls_are_accepted():
+    demand_protection(asdict(FIVE), ())
+
+
+@pytest.mark.parametrize("protection", ["init", "own_user", "seccomp", "no_rights", "memory_limit"])
+def test_one_unprotected_call_voids_the_figures(protection: str):
+    with pytest.raises(UnprotectedCall, match=protection):
+        demand_protection(asdict(replace(FIVE, **{protection: 4})), ())
+
+
+def test_no_calls_and_weak_hosts_void_the_figures():
+    with pytest.raises(UnprotectedCall):
+        demand_protection(asdict(Confirmed()), ())
+    with pytest.raises(UnprotectedCall, match="cgroup"):
+        demand_protection(asdict(FIVE), (NO_CGROUP,))
