@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from env import cgroups
 from env.jail import address_space_bytes, file_size_bytes, inodes
@@ -25,6 +26,8 @@ from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, Said, Zygote, Zygote
 
 _FILTERED = 2
 """SECCOMP_MODE_FILTER."""
+_PF_EXITING = 0x4
+"""Of the flags in /proc/PID/stat (include/linux/sched.h)."""
 
 
 @dataclass
@@ -71,6 +74,8 @@ class ZygoteCall:
         self._ended: Said | None = None
         self._room_cpu_us: int | None = None
         """Set when the room is gone."""
+        self._lost_init = False
+        """Whether the room's init was killed by others: the kernel then killed the program, and that is our failure."""
         self._failure = ""
         self._over = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
@@ -118,6 +123,8 @@ class ZygoteCall:
             self._on_started(said)
         elif said.word == "ended" and len(said.numbers) == 4 and self._asked and self._ended is None:
             self._ended = said
+            if os.WIFSIGNALED(said.numbers[0]) and os.WTERMSIG(said.numbers[0]) == signal.SIGKILL and not self._cause:
+                self._lost_init = _is_ending(self._init)
             self._end_room()
             self._finish()
         elif said.word == "failed" and self._asked and self._ended is None:
@@ -205,7 +212,8 @@ class ZygoteCall:
     def _conclude(self) -> Ended:
         ended_ns = self._ended.numbers[1] if self._ended else time.monotonic_ns()
         wall = (ended_ns - self._started.numbers[0]) / 1e9 if self._started else 0.0
-        wait_status = self._ended.numbers[0] if self._ended and self._started and self._cause != "start" else None
+        told = self._ended and self._started and self._cause != "start" and not self._lost_init
+        wait_status = self._ended.numbers[0] if self._ended and told else None
         cpu_us = (self._ended.numbers[2] if self._ended else 0) + (self._room_cpu_us or 0)
         out_of_memory = False
         if self._slot is not None:
@@ -225,5 +233,25 @@ class ZygoteCall:
             wall_seconds=wall,
             cpu_seconds=cpu_us / 1e6,
             peak_bytes=max(0, peak),
-            log=" ".join(filter(None, (self._failure, "" if wait_status is not None else self._jail.words()))),
+            log=" ".join(
+                filter(
+                    None,
+                    (
+                        self._failure,
+                        "the room's init was killed" if self._lost_init else "",
+                        "" if wait_status is not None else self._jail.words(),
+                    ),
+                )
+            ),
         )
+
+
+def _is_ending(pidfd: int) -> bool:
+    """Whether a process is on its way out: an init says nothing more, but waits until its namespace is empty."""
+    fields = Path(f"/proc/self/fdinfo/{pidfd}").read_text().split()
+    pid = fields[fields.index("Pid:") + 1]
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
