@@ -245,6 +245,8 @@ class ZygoteJail:
 
     def _on_exit(self) -> None:
         """nsjail has ended. If somebody killed it, what is in the jail may still be there."""
+        if self._pidfd < 0:
+            return  # closed by one who came first in this turn of the loop
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.kill()
         self._reap()
@@ -254,6 +256,8 @@ class ZygoteJail:
             self._conclude()
 
     def _on_warden_exit(self) -> None:
+        if self._warden_pidfd < 0:
+            return
         asyncio.get_running_loop().remove_reader(self._warden_pidfd)
         self._conclude()
 
@@ -303,6 +307,7 @@ class ZygoteJail:
         self.log.close()
         for descriptor in (self._pidfd, self._warden_pidfd):
             if descriptor >= 0:
+                asyncio.get_running_loop().remove_reader(descriptor)
                 os.close(descriptor)
         self._pidfd = self._warden_pidfd = -1
         self._links.clear()
