@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import torch
@@ -89,7 +90,9 @@ class LearnerActor(Actor):
         metrics = self._trainer.step(message.kind, batch)
         if not metrics["skipped"]:
             self._version = WeightsVersion(self._version.lineage, self._version.step + 1)
-        metrics["learn_seconds"] = seconds_since(self.port.clock, begun)
+        seconds = metrics["learn_seconds"] = seconds_since(self.port.clock, begun)
+        metrics["tokens_per_s"] = metrics["tokens"] / seconds if seconds else 0.0
+        metrics |= self._memory()
         return Learned(version=self._version, metrics=metrics)
 
     @handles(PublishWeights)
@@ -108,6 +111,14 @@ class LearnerActor(Actor):
         await self.port.offload(
             lambda: 1.0, lambda: write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder)
         )
+
+    def _memory(self) -> dict[str, float]:
+        """The most that this process has ever held, in bytes."""
+        figures = {"peak_memory_bytes": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        device = self._trainer.model.device
+        if device.type == "cuda":
+            figures["peak_gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(device))
+        return figures
 
     def _parameters(self) -> int:
         return sum(parameter.numel() for parameter in self._trainer.model.parameters())
