@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from policies.diagnostics import Diagnostics
 from policies.objectives import SampledTokens, imitation_losses, policy_losses, token_weights, weighted_sum
-from policies.options import OBJECTIVES, ObjectiveOptions
+from policies.options import OBJECTIVES, ObjectiveName, ObjectiveOptions
 from tests.support.objective_reference import Sampled, loss_and_gradients
 
-NAMES = sorted(OBJECTIVES)
+NAMES: list[ObjectiveName] = sorted(OBJECTIVES)
 
 
 @st.composite
@@ -138,7 +138,7 @@ def test_cutting_a_step_into_passes_changes_neither_loss_nor_figures(batch, opti
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_absurd_log_probabilities_make_neither_loss_nor_gradient_infinite(name: str, cap: float | None) -> None:
+def test_absurd_log_probabilities_keep_losses_and_gradients_finite(name: ObjectiveName, cap: float | None) -> None:
     extremes = [0.0, -1e-30, -50.0, -1e4, -1e30]
     pairs = np.array([(a, b, c) for a in extremes for b in extremes for c in (-2.0, 0.0, 2.0)], np.float32)
     current, engine, advantages = (torch.tensor(column.copy()) for column in pairs.T)
