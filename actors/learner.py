@@ -17,7 +17,7 @@ import torch
 
 from actors.learning.checkpoint import write_checkpoint
 from actors.learning.model import Dtype, load_model, named_weights
-from actors.learning.trainer import Trainer
+from actors.learning.trainer import Trainer, trainer_on_threads
 from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
 from actors.system.actor import Actor, BlobRef, handles
 from actors.system.clock import seconds_since
@@ -26,10 +26,6 @@ from policies.trajectory import WeightsVersion
 
 FLOPS = 1e11
 """Floating-point operations per second that virtual time assumes of a learner."""
-
-
-SMALL_PARAMETERS = 1 << 26
-"""Up to this size a CPU learner's threads work on a row each (`actors.learning.trainer`); above, all on one row."""
 
 
 class LearnerActor(Actor):
@@ -49,11 +45,7 @@ class LearnerActor(Actor):
 
     def _load(self) -> Trainer:
         torch.manual_seed(self._seed)
-        model = load_model(self._folder, self._dtype)
-        small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
-        workers = self._threads if small and model.device.type == "cpu" else 1
-        torch.set_num_threads(max(1, self._threads // workers))
-        return Trainer(model, workers)
+        return trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
 
     @handles(BeginStage)
     async def on_begin_stage(self, message: BeginStage) -> None:

@@ -54,7 +54,6 @@ class StageOptimiser:
                 ],
                 lr=options.learning_rate,
                 betas=options.betas,
-                foreach=True,
             )
         ]
         if muon is not None:

@@ -42,6 +42,8 @@ class NonFiniteStep(ArithmeticError):
     """A loss or gradient was infinite or not a number; the weights are as they were before the step."""
 
 
+SMALL_PARAMETERS = 1 << 26
+"""Up to this size a CPU's threads work on a row each; above, all on one row."""
 ROWS_PER_WORKER = 8
 """So that workers end at about the same time, and a row's activations stay near the core that works on them."""
 SMALLEST_ROW_TOKENS = 1024
@@ -248,6 +250,17 @@ class Trainer:
                 raise ValueError(
                     f"sequence {index} has no sampled log-probabilities; reinforcement learning needs them"
                 )
+
+
+def trainer_on_threads(model: PreTrainedModel, threads: int) -> Trainer:
+    """A trainer that shares a process's compute threads out as suits the model: a row each, or all on one row.
+
+    Sets this process's number of threads per operation.
+    """
+    small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
+    workers = threads if small and model.device.type == "cpu" else 1
+    torch.set_num_threads(max(1, threads // workers))
+    return Trainer(model, workers)
 
 
 def _add(gradients: list[Tensor], more: Sequence[Tensor]) -> None:
