@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from actors.learning.model import ModelSpec
-from orchestration.bench.learner_sides import Shape, SideName, StepFigures, passes, sequences_for, serve
+from orchestration.bench.learner_sides import Shape, SideName, StepFigures, passes, sequences_for, serve, steps_of
 from orchestration.recipe import RecipeError
 from orchestration.tiny_model import write_tokenizer
 
 ModelName = Literal["quickstart", "llama_135m"]
 LONGEST = 256
 """Tokens to which the file's lengths are scaled: the quickstart's longest sequence."""
-ROUNDS: dict[ModelName, int] = {"quickstart": 8, "llama_135m": 2}
+PARTS: dict[ModelName, int] = {"quickstart": 1, "llama_135m": 4}
+"""Into how many steps the file is cut: sides take turns after each, and a step of the large model takes a minute."""
+ROUNDS: dict[ModelName, int] = {"quickstart": 8, "llama_135m": 4}
 ANSWER_SECONDS = 3600.0
 
 
@@ -52,12 +54,12 @@ class ModelFigures(BaseModel):
     packed: SideFigures
     plain: SideFigures
     tokens: int
-    """Real tokens of a step."""
+    """Real tokens of all steps of a side."""
     padded_tokens: int
-    """Tokens that the plain step computes."""
-    sequences: int
-    passes: int
+    """What the plain steps compute in their place."""
+    passes_per_step: int
     rounds: int
+    """Steps of each side."""
 
 
 class LearnerFigures(BaseModel):
@@ -106,25 +108,29 @@ def bench_learner(
     Raises `RuntimeError` if the two sides' losses differ, or a side's process died.
     """
     return LearnerFigures(
-        models={name: _bench_model(shape_of(name), threads, rounds or ROUNDS[name]) for name in models}, threads=threads
+        models={name: _bench_model(name, threads, rounds or ROUNDS[name]) for name in models}, threads=threads
     )
 
 
-def _bench_model(shape: Shape, threads: int, rounds: int) -> ModelFigures:
-    sequences = sequences_for(shape.vocabulary, LONGEST)
-    total = sum(sequence.length for sequence in sequences)
-    steps: dict[SideName, list[StepFigures]] = {"packed": [], "plain": []}
+def _bench_model(name: ModelName, threads: int, rounds: int) -> ModelFigures:
+    shape, parts = shape_of(name), PARTS[name]
+    steps = steps_of(sequences_for(shape.vocabulary, LONGEST), parts)
+    packed_steps: list[StepFigures] = []
+    plain_steps: list[StepFigures] = []
     with ExitStack() as ends:
-        sides = {side: ends.enter_context(_Side(side, shape, threads)) for side in steps}
-        for side in sides.values():  # one after the other: warming up takes the memory that it takes
-            side.wait_until_ready()
-        for _ in range(rounds):
-            for name, side in sides.items():
-                steps[name].append(side.step())
-    packed, plain = (_side_figures(steps[side], total) for side in ("packed", "plain"))
+        # Each is ready before the next one starts: both warming up at once would take the memory of both.
+        packed_side, plain_side = (
+            ends.enter_context(_Side(side, shape, parts, threads)) for side in get_args(SideName)
+        )
+        for number in range(rounds):
+            packed_steps.append(packed_side.step(number % parts))
+            plain_steps.append(plain_side.step(number % parts))
+    taken = [steps[number % parts] for number in range(rounds)]
+    total = sum(sequence.length for step in taken for sequence in step)
+    packed, plain = _side_figures(packed_steps, total), _side_figures(plain_steps, total)
     if abs(packed.loss - plain.loss) > 1e-3 * max(abs(plain.loss), 1e-2):
         raise RuntimeError(f"the sides do not do the same work: loss {packed.loss} packed, {plain.loss} plain")
-    batches = passes(sequences)
+    batches = [batch for step in taken for batch in passes(step)]
     return ModelFigures(
         tokens_per_s_ratio=packed.tokens_per_s / plain.tokens_per_s,
         peak_memory_ratio=packed.peak_bytes / plain.peak_bytes,
@@ -132,16 +138,16 @@ def _bench_model(shape: Shape, threads: int, rounds: int) -> ModelFigures:
         plain=plain,
         tokens=total,
         padded_tokens=sum(len(batch) * max(sequence.length for sequence in batch) for batch in batches),
-        sequences=len(sequences),
-        passes=len(batches),
+        passes_per_step=len(passes(steps[0])),
         rounds=rounds,
     )
 
 
 def _side_figures(steps: Sequence[StepFigures], tokens: int) -> SideFigures:
+    """`tokens`: of all steps."""
     seconds = sum(step.seconds for step in steps)
     return SideFigures(
-        tokens_per_s=len(steps) * tokens / seconds,
+        tokens_per_s=tokens / seconds,
         seconds=seconds,
         resting_bytes=steps[-1].resting_bytes,
         peak_bytes=max(step.peak_bytes for step in steps),
@@ -150,20 +156,29 @@ def _side_figures(steps: Sequence[StepFigures], tokens: int) -> SideFigures:
 
 
 class _Side:
-    """The process of one side."""
+    """The process of one side; entering it starts the process and waits until it is ready."""
 
-    def __init__(self, name: SideName, shape: Shape, threads: int) -> None:
+    def __init__(self, name: SideName, shape: Shape, parts: int, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._name = name
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, name, shape, threads), name=f"learner-bench-{name}", daemon=True
+            target=serve,
+            args=(theirs, name, shape, LONGEST, parts, threads),
+            name=f"learner-bench-{name}",
+            daemon=True,
         )
         self._theirs: Connection = theirs
 
     def __enter__(self) -> _Side:
         self._process.start()
         self._theirs.close()  # so that its death ends the connection
+        try:
+            answer = self._answer()
+            assert answer == "ready", answer
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,22 +186,14 @@ class _Side:
         self._process.join()
         self._connection.close()
 
-    def wait_until_ready(self) -> None:
-        answer = self._answer()
-        assert answer == "ready", answer
-
-    def step(self) -> StepFigures:
-        self._connection.send("step")
+    def step(self, number: int) -> StepFigures:
+        self._connection.send(number)
         return self._answer()
 
-    def _answer(self):
+    def _answer(self) -> Any:
         try:
             if self._connection.poll(ANSWER_SECONDS):
                 return self._connection.recv()
         except EOFError:
             raise RuntimeError(f"the {self._name} side died; if it wrote no reason, memory ran out") from None
         raise RuntimeError(f"the {self._name} side took more than {ANSWER_SECONDS:.0f} s for a step")
-
-
-def _serve(connection: Connection, name: SideName, shape: Shape, threads: int) -> None:
-    serve(connection, name, shape, LONGEST, threads)

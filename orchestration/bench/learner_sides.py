@@ -77,6 +77,12 @@ def sequences_for(vocabulary: int, longest: int) -> list[TrainingSequence]:
     return made
 
 
+def steps_of(sequences: Sequence[TrainingSequence], parts: int) -> list[list[TrainingSequence]]:
+    """The file cut into `parts` steps, each with passes from all along it."""
+    batches = passes(sequences)
+    return [[sequence for batch in batches[part::parts] for sequence in batch] for part in range(parts)]
+
+
 def passes(sequences: Sequence[TrainingSequence]) -> list[Sequence[TrainingSequence]]:
     """The plain step's passes, in the order in which rollouts came."""
     return [sequences[at : at + ROLLOUTS_PER_PASS] for at in range(0, len(sequences), ROLLOUTS_PER_PASS)]
@@ -134,15 +140,16 @@ def _plain_loss(model: PreTrainedModel, batch: Sequence[TrainingSequence]) -> Te
     return (losses * learned[:, 1:]).sum()
 
 
-def serve(connection: Connection, side: SideName, shape: Shape, longest: int, threads: int) -> None:
-    """One side's process: says that it is ready, takes a step whenever it is told to, ends when told nothing more."""
+def serve(connection: Connection, side: SideName, shape: Shape, longest: int, parts: int, threads: int) -> None:
+    """One side's process: says that it is ready, then takes each step whose number it is told."""
     sequences = sequences_for(shape.vocabulary, longest)
     model = build_model(shape.spec, vocabulary=shape.vocabulary, seed=0)
     step = packed_step(model, sequences, threads) if side == "packed" else plain_step(model, threads)
     step(sequences[:ROLLOUTS_PER_PASS])  # warm: moments exist, kernels are chosen
     connection.send("ready")
-    while connection.recv() == "step":
-        connection.send(_measured(step, sequences))
+    steps = steps_of(sequences, parts)
+    while True:
+        connection.send(_measured(step, steps[connection.recv()]))
 
 
 def _measured(step: Callable[..., float], sequences: Sequence[TrainingSequence]) -> StepFigures:

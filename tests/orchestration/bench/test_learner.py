@@ -9,7 +9,7 @@ import torch
 
 from actors.learning.model import ModelSpec, build_model
 from orchestration.bench.learner import LONGEST, bench_learner, known_models, shape_of
-from orchestration.bench.learner_sides import LENGTHS, packed_step, passes, plain_step, sequences_for
+from orchestration.bench.learner_sides import LENGTHS, packed_step, passes, plain_step, sequences_for, steps_of
 from orchestration.recipe import RecipeError
 
 TINY = ModelSpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_positions=64)
@@ -43,6 +43,14 @@ def test_lengths_are_those_of_the_file_scaled_to_the_longest() -> None:
     assert all(0 < s.learned_tokens < s.length for s in sequences)
 
 
+def test_steps_share_the_file_out_with_nothing_left_over() -> None:
+    sequences = sequences_for(50, longest=LONGEST)
+    for parts in (1, 4):
+        steps = steps_of(sequences, parts)
+        assert [len(step) for step in steps] == [64 // parts] * parts
+        assert sorted(s.ids for step in steps for s in step) == sorted(s.ids for s in sequences)
+
+
 def test_the_large_model_has_the_shape_of_smollm2() -> None:
     shape = shape_of("llama_135m")
     hidden, width = shape.spec.hidden_size, shape.spec.hidden_size // shape.spec.heads
@@ -65,5 +73,5 @@ def test_the_figures_of_the_learner_benchmark_agree_with_each_other() -> None:
     assert found["tokens_per_s_ratio"] == pytest.approx(ours["tokens_per_s"] / plain["tokens_per_s"])
     assert found["peak_memory_ratio"] == pytest.approx(ours["peak_bytes"] / plain["peak_bytes"])
     assert ours["tokens_per_s"] * ours["seconds"] == pytest.approx(found["tokens"])
-    assert found["tokens"] < found["padded_tokens"]
+    assert found["tokens"] < found["padded_tokens"] and found["passes_per_step"] == 8
     assert ours["resting_bytes"] > 10 << 20 and plain["peak_bytes"] > 0
