@@ -99,13 +99,14 @@ class Trainer:
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
-        self._stage = (optimiser, objective, total_steps, temperature)
+        self._stage = None  # until all of this is done
         self._reference = None  # the last stage's is free to go before another is made
         if objective.kl_weight:
             self._reference = copy.deepcopy(self.model).requires_grad_(False)
             checkpoint_activations(self._reference, False)
         checkpoint_activations(self.model, optimiser.activation_checkpointing)
         self._optimiser = StageOptimiser(self.masters, optimiser)
+        self._stage = (optimiser, objective, total_steps, temperature)
         self.steps = 0
 
     def step(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -164,7 +165,7 @@ class Trainer:
         return min(limit, max(share, SMALLEST_ROW_TOKENS, *lengths))
 
     def _accumulate(self, rows: list[PackedRow], job: _Job) -> _Sums:
-        """Forward and backward over all rows; leaves the step's gradient in the parameters."""
+        """Forward and backward over all rows; leaves the step's gradient in the masters."""
         self.masters.zero_grad()
         if self._workers == 1 or len(rows) == 1:
             sums = _Sums()

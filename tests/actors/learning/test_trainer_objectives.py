@@ -196,6 +196,15 @@ def test_a_stage_without_checkpointing_after_one_with_it_keeps_activations_again
     assert not any(module.training for module in made.model.modules())
 
 
+def test_a_model_that_cannot_compute_activations_again_is_refused_and_no_stage_begins() -> None:
+    made = trainer({"name": "grpo"})
+    made.model.supports_gradient_checkpointing = False
+    with pytest.raises(ValueError, match="set activation_checkpointing = false"):
+        made.begin_stage(OptimiserOptions(activation_checkpointing=True), ObjectiveOptions(), 1, 1.0)
+    with pytest.raises(ValueError, match="no stage has begun"):
+        made.step("reinforce", batch(0))
+
+
 def test_the_reference_is_the_model_as_the_stage_began() -> None:
     made = trainer({"name": "grpo", "kl_weight": 0.5})
     figures = [made.step("reinforce", batch(3))["reference_kl"] for _ in range(3)]
