@@ -10,13 +10,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import torch
 
 from actors.learning.checkpoint import write_checkpoint
 from actors.learning.model import Dtype, load_model, named_weights
-from actors.learning.trainer import Trainer
+from actors.learning.trainer import Trainer, trainer_on_threads
 from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
 from actors.system.actor import Actor, BlobRef, handles
 from actors.system.clock import seconds_since
@@ -25,10 +26,6 @@ from policies.trajectory import WeightsVersion
 
 FLOPS = 1e11
 """Floating-point operations per second that virtual time assumes of a learner."""
-
-
-SMALL_PARAMETERS = 1 << 26
-"""Up to this size a CPU learner's threads work on a row each (`actors.learning.trainer`); above, all on one row."""
 
 
 class LearnerActor(Actor):
@@ -48,11 +45,7 @@ class LearnerActor(Actor):
 
     def _load(self) -> Trainer:
         torch.manual_seed(self._seed)
-        model = load_model(self._folder, self._dtype)
-        small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
-        workers = self._threads if small and model.device.type == "cpu" else 1
-        torch.set_num_threads(max(1, self._threads // workers))
-        return Trainer(model, workers)
+        return trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
 
     @handles(BeginStage)
     async def on_begin_stage(self, message: BeginStage) -> None:
@@ -89,7 +82,9 @@ class LearnerActor(Actor):
         metrics = self._trainer.step(message.kind, batch)
         if not metrics["skipped"]:
             self._version = WeightsVersion(self._version.lineage, self._version.step + 1)
-        metrics["learn_seconds"] = seconds_since(self.port.clock, begun)
+        seconds = metrics["learn_seconds"] = seconds_since(self.port.clock, begun)
+        metrics["tokens_per_s"] = metrics["tokens"] / seconds if seconds else 0.0
+        metrics |= self._memory()
         return Learned(version=self._version, metrics=metrics)
 
     @handles(PublishWeights)
@@ -108,6 +103,14 @@ class LearnerActor(Actor):
         await self.port.offload(
             lambda: 1.0, lambda: write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder)
         )
+
+    def _memory(self) -> dict[str, float]:
+        """The most that this process has ever held, in bytes."""
+        figures = {"peak_memory_bytes": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        device = self._trainer.model.device
+        if device.type == "cuda":
+            figures["peak_gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(device))
+        return figures
 
     def _parameters(self) -> int:
         return sum(parameter.numel() for parameter in self._trainer.model.parameters())

@@ -1,24 +1,38 @@
 """One stage of GRPO-RoC: sample groups, resample them, learn, bring the weights to the generators; again.
 
-Invariant: the weights that sample step n are those that step n - 1 learned: the gate opens when every generator
-has them (staleness 0).
+Invariants:
+- the weights that sample step n are those that step n - 1 learned: the gate opens when every generator has them
+  (staleness 0, and the figures say so);
+- each problem of the stream is posed once; where too few groups carry signal and dynamic sampling is on, further rounds
+  take the next ones, and their number is bounded and counted.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from actors.messages import DescribeBalancer, DescribeGenerator, GeneratorStatus, Learn, Report, RunReinforcement
-from actors.sampling import Sampled, Sampler, rollout_figures
+from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.system.actor import ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.curriculum import ProblemStream
-from policies.grouping import LearningBatch, learning_batch, shuffled_rewards
+from policies.grouping import LearningBatch, add_groups, shuffled_rewards
 from policies.stages import ReinforcementOptions
+from policies.trajectory import Trajectory
 
 LEARN_DEADLINE_S = 3600.0
 STATUS_DEADLINE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Played:
+    """The rollouts of one step, of all its rounds, and what is learned from them."""
+
+    sampled: Sampled = field(default_factory=Sampled)
+    batch: LearningBatch = field(default_factory=LearningBatch)
+    rounds: int = 0
 
 
 class Reinforcement:
@@ -61,39 +75,31 @@ class Reinforcement:
     async def _step(self, step: int) -> dict[str, float]:
         options: ReinforcementOptions = self._options
         clock, start = self._port.clock, self._port.clock.now_ns()
-        problems = [self._stream.problem(self._cursor + index) for index in range(options.prompts)]
-        self._cursor += options.prompts
         before = await self._statuses()
-        sampled = await self._sampler.sample(
-            problems,
-            options.sampled,
-            stage=self._name,
-            step=step,
-            limits=self._limits,
-            temperature=options.temperature,
-        )
+        played = await self._play(step)
         rollout_s = seconds_since(clock, start)
         load = await self._load_figures(before, rollout_s)
-        batch = self._batch(sampled)
         learn_start = clock.now_ns()
-        learned = await self._learn(step, batch)
+        learned = await self._learn(step, played)
         learn_s = seconds_since(clock, learn_start)
         sync_start = clock.now_ns()
         await self._sync()
         total_s = seconds_since(clock, start)
-        figures = rollout_figures(sampled.trajectories)
+        figures = rollout_figures(played.sampled.trajectories)
+        model_tokens = figures.get("model_tokens", 0.0)
         return (
             figures
             | load
             | learned
+            | played.batch.figures()
             | {
-                "solved_share": sum(any(t.verdict.correct for t in group) for group in sampled.groups) / len(problems),
-                "dropped": float(len(sampled.dropped)),
-                "groups": float(batch.groups),
-                "groups_with_signal": float(batch.groups_with_signal),
-                "kept_rollouts": float(batch.kept),
-                "learned_rollouts": float(len(batch.sequences)),
-                "tokens_per_s": figures.get("model_tokens", 0.0) / rollout_s,
+                "solved_share": sum(any(t.verdict.correct for t in group) for group in played.sampled.groups)
+                / len(played.sampled.groups),
+                "dropped": float(len(played.sampled.dropped)),
+                "refill_rounds": float(played.rounds - 1),
+                "refill_groups": float(len(played.sampled.groups) - options.prompts),
+                "tokens_per_s": model_tokens / rollout_s,
+                "step_tokens_per_s": model_tokens / total_s,
                 "time_rollout_s": rollout_s,
                 "time_learn_s": learn_s,
                 "time_sync_s": seconds_since(clock, sync_start),
@@ -101,21 +107,46 @@ class Reinforcement:
             }
         )
 
-    def _batch(self, sampled: Sampled) -> LearningBatch:
-        trajectories = sampled.trajectories
-        rewards = {trajectory.id: trajectory.reward for trajectory in trajectories}
-        if self._options.rewards == "shuffled":
-            rewards = shuffled_rewards(trajectories, self._rng)
-        return learning_batch(sampled.groups, rewards, self._options.group, self._options.resampling, self._rng)
+    async def _play(self, step: int) -> _Played:
+        """The groups of a step; with dynamic sampling, in as many rounds as it takes, within its bound."""
+        options, refill = self._options, self._options.dynamic_sampling
+        wanted = options.prompts if refill is None or refill.groups is None else refill.groups
+        rounds = 1 if refill is None else 1 + refill.rounds
+        played, count = _Played(), options.prompts
+        while played.rounds < rounds and count > 0:
+            sampled = await self._sampler.sample(
+                [self._stream.problem(self._cursor + index) for index in range(count)],
+                options.sampled,
+                stage=self._name,
+                step=step,
+                limits=self._limits,
+                temperature=options.temperature,
+                first_group=len(played.sampled.groups),
+            )
+            self._cursor += count
+            played.rounds += 1
+            played.sampled.groups += sampled.groups
+            played.sampled.dropped += sampled.dropped
+            add_groups(played.batch, sampled.groups, self._rewards(sampled.trajectories), options, self._rng)
+            count = wanted - played.batch.groups_with_signal
+        return played
 
-    async def _learn(self, step: int, batch: LearningBatch) -> dict[str, float]:
-        if not batch.sequences:
+    def _rewards(self, trajectories: list[Trajectory]) -> dict[str, float]:
+        if self._options.rewards == "shuffled":
+            return shuffled_rewards(trajectories, self._rng)
+        return {trajectory.id: trajectory.reward for trajectory in trajectories}
+
+    async def _learn(self, step: int, played: _Played) -> dict[str, float]:
+        if not played.batch.sequences:
             return {}  # no group carries signal: nothing to learn from
-        blob = await self._port.blobs.put(tuple(batch.sequences))
+        blob = await self._port.blobs.put(tuple(played.batch.sequences))
         request = Learn(step_id=f"{self._name}/{step}", kind="reinforce", blob=blob.key)
         learned = await self._port.ask(self._learner, request, LEARN_DEADLINE_S)
         await self._port.blobs.drop(blob)
-        return {f"learner_{name}": value for name, value in learned.metrics.items()}
+        updates = 0 if learned.metrics["skipped"] else 1
+        before = learned.version._replace(step=learned.version.step - updates)
+        figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
+        return figures | staleness_figures(played.sampled.trajectories, before)
 
     async def _statuses(self) -> list[GeneratorStatus]:
         return [await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S) for ref in self._generators]

@@ -11,10 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from actors.messages import RunRollout
 from actors.system.actor import ActorError, ActorRef, Port
+from policies import tokens
 from policies.dialogue import DialogueLimits
-from policies.trajectory import Problem, Trajectory
+from policies.trajectory import Problem, Trajectory, WeightsVersion
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +55,13 @@ class Sampler:
         step: int,
         limits: DialogueLimits,
         temperature: float,
+        first_group: int = 0,
     ) -> Sampled:
-        """`samples` rollouts of each problem, side by side; answered when all are through."""
+        """`samples` rollouts of each problem, side by side; answered when all are through.
+
+        Args:
+            first_group: number of the first problem's group within the step: no two of a step may be the same.
+        """
         requests = [
             [
                 RunRollout(
@@ -68,7 +76,7 @@ class Sampler:
                 )
                 for sample in range(samples)
             ]
-            for index, problem in enumerate(problems)
+            for index, problem in enumerate(problems, first_group)
         ]
         outcomes = await asyncio.gather(*[self._play(request) for group in requests for request in group])
         sampled, position = Sampled(), 0
@@ -102,12 +110,16 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "void": float(len(trajectories) - len(valid)),
         "reward_mean": _mean([trajectory.reward for trajectory in valid]),
         "response_tokens_mean": _mean([trajectory.response_tokens for trajectory in valid]),
+        "response_tokens_p95": float(np.percentile([trajectory.response_tokens for trajectory in valid], 95)),
+        "response_tokens_max": float(max(trajectory.response_tokens for trajectory in valid)),
         "model_tokens": float(sum(trajectory.model_tokens for trajectory in valid)),
         "turns_mean": _mean([trajectory.turns for trajectory in valid]),
         "tool_calls_mean": _mean([len(trajectory.calls) for trajectory in valid]),
         "tool_error_share": tool_error_share(valid),
         "tool_error_share_in_correct": tool_error_share(correct),
-        "truncated_share": _mean([trajectory.finish in ("length", "turns") for trajectory in valid]),
+        "duplicate_call_share": duplicate_call_share(valid),
+        "void_turn_share": _mean([trajectory.has_void_turn for trajectory in valid]),
+        "truncated_share": _mean([trajectory.truncated for trajectory in valid]),
         "no_answer_share": _mean([trajectory.verdict.reason == "no_answer" for trajectory in valid]),
         "queued_share": _mean([trajectory.queued for trajectory in valid]),
         "lease_wait_mean_s": _mean([trajectory.waited_seconds for trajectory in valid]),
@@ -122,6 +134,29 @@ def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
     """Tool calls that failed, as a share of all tool calls of these trajectories; 0 if there are none."""
     calls = sum(len(trajectory.calls) for trajectory in trajectories)
     return sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0
+
+
+def duplicate_call_share(trajectories: Sequence[Trajectory]) -> float:
+    """Tool calls that repeat an earlier one of their rollout, as a share of all; 0 if there are none."""
+    calls = sum(len(trajectory.calls) for trajectory in trajectories)
+    return sum(trajectory.duplicate_calls for trajectory in trajectories) / calls if calls else 0.0
+
+
+def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion) -> dict[str, float]:
+    """How many optimiser steps the weights that sampled a token were behind those that learn from it.
+
+    Args:
+        learner: the version before the step. Tokens of an earlier lineage count by their step, too.
+    """
+    behind, sampled = [], []
+    for trajectory in trajectories:
+        for span in trajectory.spans:
+            if span.version is not None:
+                behind.append(learner.step - span.version.step)
+                sampled.append(tokens.count(span.ids))
+    if not sum(sampled):
+        return {}
+    return {"staleness_mean": float(np.average(behind, weights=sampled)), "staleness_max": float(max(behind))}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -255,6 +255,29 @@ def bench_tools(
         print(f"{name}: {kind.ours_per_s:,.1f}/s  spawn: {kind.spawn_per_s:,.1f}/s  ratio: {kind.ratio:.1f}")
 
 
+@bench.command("learner")
+def bench_learner(
+    threads: Annotated[int, typer.Option(help="Compute threads of each side.")] = 2,
+    model: Annotated[list[str] | None, typer.Option(help="quickstart or llama_135m; repeatable.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Steps of each side.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per second and peak memory of a learner step against a plain padded step with transformers."""
+    from orchestration.bench.learner import bench_learner as measure
+    from orchestration.bench.learner import known_models
+
+    figures = measure(threads, known_models(model), rounds)
+    if as_json:
+        print(figures.model_dump_json())
+        return
+    for name, found in figures.models.items():
+        print(
+            f"{name}: {found.packed.tokens_per_s:,.0f} tokens/s against {found.plain.tokens_per_s:,.0f} "
+            f"({found.tokens_per_s_ratio:.2f} times), peak memory {found.packed.peak_bytes >> 20:,} MiB "
+            f"against {found.plain.peak_bytes >> 20:,} MiB ({found.peak_memory_ratio:.2f} times)"
+        )
+
+
 def _run_interruptibly(work: Any) -> Any:
     """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
 

@@ -22,6 +22,8 @@ VLLM_ACTOR_BYTES = 1100 << 20
 RAY_BYTES = 500 << 20
 """Ray's own processes on a head node."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+LEARNER_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 20}
+"""Weights, gradients and two moments; in bfloat16 weights and their gradients, and everything again in float32."""
 
 
 class HostUnfit(RecipeError):
@@ -74,8 +76,7 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
     shape = model_shape(recipe.model)
     engine, tokens = recipe.generators.engine, recipe.generators.engine.kv_tokens
     kv = 0 if tokens is None else tokens * shape.kv_values_per_token * ITEM_BYTES[engine.dtype]
-    # Weights, gradients and two moments.
-    learner = shape.parameters * (2 * ITEM_BYTES[recipe.model.dtype] + 8)
+    learner = shape.parameters * LEARNER_BYTES_PER_PARAMETER[recipe.model.dtype]
     calls = recipe.largest_call().memory_bytes * recipe.environments.workers
     generators, environments, rollouts = recipe.generators, recipe.environments, recipe.rollouts
     needs = (

@@ -65,7 +65,8 @@ class ModelSettings(Options):
     """Folder of a model in Hugging Face format."""
     scratch: ScratchModel | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's weights (small updates get lost in bfloat16); the engines' is `generators.engine.dtype`."""
+    """Of the learner's passes; in bfloat16 the optimiser works on float32 copies of the weights. The engines' is
+    `generators.engine.dtype`."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ModelSettings:

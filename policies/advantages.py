@@ -1,13 +1,16 @@
 """Advantages within a group of rollouts for the same problem.
 
-Invariant: computed over the group as it is learned from, after resampling (rStar2-Agent, eq. 6-7). Another estimator is
-another function from rewards to advantages.
+Invariants:
+- computed over the group as it is learned from, after resampling (rStar2-Agent, eq. 6-7);
+- a group whose rewards are all equal, a single rollout among them, has no advantages, whatever the rule.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from policies.options import AdvantageRule
 
 STABILISER = 1e-6
 """Added to the standard deviation, which is never near zero when rewards differ: it only bounds the quotient."""
@@ -18,8 +21,12 @@ def carries_signal(rewards: Sequence[float]) -> bool:
     return any(reward != rewards[0] for reward in rewards)
 
 
-def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """`(r - mean) / (std + 1e-6)` with the population standard deviation; all zero where all rewards are equal.
+def group_advantages(rewards: Sequence[float], rule: AdvantageRule = "standardised") -> list[float]:
+    """The advantage of each rollout; all zero where all rewards are equal.
+
+    Args:
+        rule: `standardised`: `(r - mean) / (std + 1e-6)`, population standard deviation (eq. 7). `centred`: `r - mean`
+            (Dr. GRPO). `leave_one_out`: `r - mean of the others` (RLOO).
 
     Raises `ValueError` for a reward that is not finite.
     """
@@ -27,6 +34,11 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
         raise ValueError(f"rewards must be finite; got {list(rewards)}")
     if not carries_signal(rewards):
         return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [(reward - mean) / (deviation + STABILISER) for reward in rewards]
+    size = len(rewards)
+    mean = math.fsum(rewards) / size
+    if rule == "standardised":
+        deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / size)
+        return [(reward - mean) / (deviation + STABILISER) for reward in rewards]
+    # r - (sum - r) / (size - 1) = (r - mean) * size / (size - 1)
+    scale = size / (size - 1) if rule == "leave_one_out" else 1.0
+    return [(reward - mean) * scale for reward in rewards]

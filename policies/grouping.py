@@ -1,8 +1,10 @@
-"""From the rollouts of a step to what the learner gets: resampling within groups, advantages, sequences.
+"""From the rollouts of a step to what the learner gets: resampling within groups, advantages, masks, sequences.
 
 Invariants:
 - rollouts that the sandbox failed are void: they are counted nowhere;
-- a group whose kept rewards are all equal teaches nothing and is left out, but counted.
+- a group whose kept rewards are all equal teaches nothing and is left out, but counted;
+- a masked rollout has its part in the group's baseline and is not learned from; a group of which nothing is left to
+  learn carries no signal.
 """
 
 from __future__ import annotations
@@ -13,38 +15,61 @@ from dataclasses import dataclass, field
 
 from policies.advantages import carries_signal, group_advantages
 from policies.batch import TrainingSequence, sequence_from_trajectory
-from policies.options import ResamplingOptions
+from policies.options import MaskingOptions
 from policies.resampling import penalty, resample
+from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
 
 @dataclass(slots=True)
 class LearningBatch:
-    """What came of the groups of one step."""
+    """What came of the groups of one step, or of several rounds of it."""
 
     sequences: list[TrainingSequence] = field(default_factory=list)
     groups: int = 0
     groups_with_signal: int = 0
+    groups_all_correct: int = 0
+    """Of those without signal: nothing but correct rollouts was kept."""
+    groups_all_wrong: int = 0
     kept: int = 0
     """Rollouts kept by resampling, in groups with and without signal."""
+    masked: int = 0
+    """Of the rollouts kept in groups whose rewards differ, those that are not learned from."""
     void: int = 0
     """Rollouts that the sandbox failed."""
+    positive_calls: int = 0
+    """Tool calls of the correct rollouts that resampling kept."""
+    positive_errors: int = 0
+    """Of these, calls that failed by the model's fault."""
+
+    def figures(self) -> dict[str, float]:
+        """Under the names of the run's metrics."""
+        return {
+            "groups": float(self.groups),
+            "groups_with_signal": float(self.groups_with_signal),
+            "groups_all_correct": float(self.groups_all_correct),
+            "groups_all_wrong": float(self.groups_all_wrong),
+            "zero_signal_share": 1.0 - self.groups_with_signal / self.groups if self.groups else 0.0,
+            "kept_rollouts": float(self.kept),
+            "masked_rollouts": float(self.masked),
+            "learned_rollouts": float(len(self.sequences)),
+            "tool_error_share_in_kept_positives": self.positive_errors / max(1, self.positive_calls),
+        }
 
 
-def learning_batch(
+def add_groups(
+    batch: LearningBatch,
     groups: Sequence[Sequence[Trajectory]],
     rewards: dict[str, float],
-    keep: int,
-    options: ResamplingOptions,
+    options: ReinforcementOptions,
     rng: random.Random,
-) -> LearningBatch:
-    """Resample each group to at most `keep` rollouts and give them advantages.
+) -> None:
+    """Resample each group to at most `options.group` rollouts, give them advantages, and put them into `batch`.
 
     Args:
-        groups: the finished rollouts of the step, by group.
+        groups: finished rollouts, by group.
         rewards: trajectory id -> reward to learn from.
     """
-    batch = LearningBatch()
     for group in groups:
         valid = [trajectory for trajectory in group if trajectory.finish != "sandbox_failure"]
         batch.groups += 1
@@ -52,15 +77,38 @@ def learning_batch(
         if not valid:
             continue
         valid_rewards = [rewards[trajectory.id] for trajectory in valid]
-        kept = resample(valid_rewards, [penalty(trajectory) for trajectory in valid], keep, options, rng)
-        batch.kept += len(kept.indices)
-        kept_rewards = [valid_rewards[index] for index in kept.indices]
-        if not carries_signal(kept_rewards):
-            continue
-        for index, advantage in zip(kept.indices, group_advantages(kept_rewards), strict=True):
-            batch.sequences.append(sequence_from_trajectory(valid[index], float(advantage), batch.groups_with_signal))
-        batch.groups_with_signal += 1
-    return batch
+        penalties = [penalty(trajectory) for trajectory in valid]
+        indices = resample(valid_rewards, penalties, options.group, options.resampling, rng).indices
+        _add_group(batch, [valid[index] for index in indices], [valid_rewards[index] for index in indices], options)
+
+
+def _add_group(
+    batch: LearningBatch,
+    kept: Sequence[Trajectory],
+    rewards: Sequence[float],
+    options: ReinforcementOptions,
+) -> None:
+    batch.kept += len(kept)
+    positives = [trajectory for trajectory, reward in zip(kept, rewards, strict=True) if reward > 0]
+    batch.positive_calls += sum(len(trajectory.calls) for trajectory in positives)
+    batch.positive_errors += sum(trajectory.tool_errors for trajectory in positives)
+    if not carries_signal(rewards):
+        batch.groups_all_correct += len(positives) == len(kept)
+        batch.groups_all_wrong += not positives
+        return
+    learned = [
+        sequence_from_trajectory(trajectory, float(value), batch.groups_with_signal)
+        for trajectory, value in zip(kept, group_advantages(rewards, options.objective.advantage), strict=True)
+        if not is_masked(trajectory, options.masking)
+    ]
+    batch.masked += len(kept) - len(learned)
+    batch.sequences += learned
+    batch.groups_with_signal += bool(learned)
+
+
+def is_masked(trajectory: Trajectory, masking: MaskingOptions) -> bool:
+    """Whether nothing of this rollout is learned."""
+    return (masking.void_turns and trajectory.has_void_turn) or (masking.overlong and trajectory.truncated)
 
 
 def shuffled_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> dict[str, float]:

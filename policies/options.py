@@ -6,9 +6,9 @@ otherwise.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from env.tool_call import Limits
 
@@ -34,15 +34,99 @@ class ResamplingOptions(Options):
     minimum_negatives: Annotated[int, Field(ge=0)] = 0
 
 
-class ObjectiveOptions(Options):
-    """The clipped token-level objective."""
+AdvantageRule = Literal["standardised", "centred", "leave_one_out"]
+Denominator = Literal["batch_tokens", "group_tokens", "sequences", "constant"]
+ObjectiveName = Literal["grpo_roc", "grpo", "dr_grpo", "rloo", "gspo", "cispo"]
 
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+OBJECTIVES: dict[ObjectiveName, dict[str, Any]] = {
+    "grpo_roc": {},
+    "grpo": {},
+    "dr_grpo": {"advantage": "centred", "denominator": "constant"},
+    "rloo": {"advantage": "leave_one_out"},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "denominator": "sequences"},
+    "cispo": {"surrogate": "clipped_weight", "clip_low": 1.0, "clip_high": 4.0},
+}
+"""What each named objective is made of, where it differs from the defaults of `ObjectiveOptions`.
+
+- `grpo_roc`, `grpo`: rStar2-Agent, eq. 6, with and without resampling (`ReinforcementOptions` sees to that): they
+  differ in nothing else. The first GRPO (arXiv 2402.03300) is `denominator = "sequences"`, `clip_high = 0.2`.
+- `dr_grpo` (arXiv 2503.20783): neither the standard deviation nor a sequence's own length in a quotient.
+- `rloo` (arXiv 2402.14740): the baseline of a rollout is the mean of the others.
+- `gspo` (arXiv 2507.18071): one ratio for each sequence, and its bounds. They are narrower than the gap between an
+  engine in bfloat16 and the learner: set `importance_cap` there, so that the ratio is the learner's own.
+- `cispo` (MiniMax-M1, arXiv 2506.13585): the clipped ratio is a weight without gradient and no token's gradient is cut
+  off. No lower bound, as there; it gives no figure for the upper one.
+"""
+
+
+class ObjectiveOptions(Options):
+    """The objective, by name or part by part: a part that is given replaces that of the name."""
+
+    name: ObjectiveName = "grpo_roc"
+    ratio: Literal["token", "sequence"] = "token"
+    """`token`: current over old probability of each token. `sequence`: their geometric mean over a sequence's learned
+    tokens, for all of them."""
+    surrogate: Literal["pessimistic", "clipped_weight"] = "pessimistic"
+    """`pessimistic`: min(ratio * A, clipped ratio * A), as PPO has it. `clipped_weight`: the clipped ratio, without
+    gradient, times A times the log-probability."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    denominator: Literal["batch_tokens", "group_tokens"] = "batch_tokens"
-    """`batch_tokens`: all model tokens of the optimiser step. `group_tokens`: eq. 6, then the mean over groups."""
+    advantage: AdvantageRule = "standardised"
+    """`standardised`: (r - mean) / std of the group. `centred`: r - mean. `leave_one_out`: r - mean of the others."""
+    denominator: Denominator = "batch_tokens"
+    """`batch_tokens`: all model tokens of the optimiser step. `group_tokens`: eq. 6, then the mean over groups.
+    `sequences`: the mean of each sequence, then over sequences. `constant`: `constant_tokens` for each sequence."""
+    constant_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Of `denominator = "constant"`; by default the stage's `limits.max_tokens`."""
     importance_cap: Annotated[float, Field(gt=0)] | None = None
     """Truncated importance sampling between engine and learner log-probabilities: the cap, or off."""
+    importance_band: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = None
+    """Masked importance sampling: tokens whose importance weight is outside (low, high) learn nothing."""
+    importance_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose weight that is: each token's, the product over its sequence, or the geometric mean over it."""
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Of the divergence from the weights that the stage began with (GRPO's estimator, k3); 0 is off, as in the paper.
+    Costs a copy of the model and a forward pass."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Of the entropy bonus; 0 is off, as in the paper."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_of_the_named_objective(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return OBJECTIVES.get(data.get("name", "grpo_roc"), {}) | data  # an unknown name is the field's own error
+
+    @model_validator(mode="after")
+    def _band_is_one(self) -> ObjectiveOptions:
+        if self.importance_band is not None and not self.importance_band[0] < self.importance_band[1]:
+            raise ValueError(f"importance_band is {self.importance_band}; give (low, high) with low below high")
+        return self
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        """Whether the gap between engine and learner has a weight of its own, apart from the ratio."""
+        return self.importance_cap is not None or self.importance_band is not None
+
+
+class MaskingOptions(Options):
+    """Whole rollouts that are not learned from. They stay in their group's baseline."""
+
+    void_turns: bool = False
+    """Rollouts with a turn that the model ended with neither a call nor an answer (SimpleTIR, arXiv 2509.02479): such
+    turns tend to follow unfamiliar tool output and to be made of unlikely tokens, whose gradients explode."""
+    overlong: bool = False
+    """Rollouts cut off by a token or turn limit (DAPO's overlong filtering, arXiv 2503.14476). rStar2-Agent tried it
+    and gave it up: more rollouts were cut off, since repetition went unpunished."""
+
+
+class DynamicSamplingOptions(Options):
+    """Sample more problems while too few groups carry signal (DAPO, arXiv 2503.14476)."""
+
+    groups: Annotated[int, Field(ge=1)] | None = None
+    """Groups with signal that are wanted; by default the stage's `prompts`."""
+    rounds: Annotated[int, Field(ge=1)] = 3
+    """At most so many further rounds, each of as many problems as groups are missing."""
 
 
 class LimitOptions(Options):
@@ -85,3 +169,6 @@ class OptimiserOptions(Options):
     """Largest global gradient norm; larger gradients are scaled down to it."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
     """Tokens of packed sequences per forward and backward pass; gradients accumulate over the passes of a step."""
+    activation_checkpointing: bool = False
+    """Keep only what enters each layer, and compute the rest again in the backward pass: a third more work for memory
+    that hardly grows with the number of layers."""

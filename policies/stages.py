@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from policies.curriculum import ProblemOptions
 from policies.demonstrations import HabitOptions
-from policies.options import LimitOptions, ObjectiveOptions, OptimiserOptions, Options, ResamplingOptions
+from policies.options import (
+    DynamicSamplingOptions,
+    LimitOptions,
+    MaskingOptions,
+    ObjectiveOptions,
+    OptimiserOptions,
+    Options,
+    ResamplingOptions,
+)
 
 
 class FineTuningOptions(Options):
@@ -27,7 +35,11 @@ class FineTuningOptions(Options):
 
 
 class ReinforcementOptions(Options):
-    """One stage of reinforcement learning."""
+    """One stage of reinforcement learning.
+
+    `objective.name` also says whether groups are resampled: `grpo_roc` does it, the others only where `resampling.rule`
+    asks for it.
+    """
 
     kind: Literal["reinforce"]
     steps: Annotated[int, Field(ge=1)]
@@ -43,9 +55,33 @@ class ReinforcementOptions(Options):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()
-    resampling: ResamplingOptions = ResamplingOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
+    resampling: Annotated[ResamplingOptions, Field(validate_default=True)] = ResamplingOptions()
+    dynamic_sampling: DynamicSamplingOptions | None = None
+    """Off by default: the paper drops groups without signal and goes on with what is left."""
+    masking: MaskingOptions = MaskingOptions()
     optimiser: OptimiserOptions = OptimiserOptions()
+
+    @field_validator("objective")
+    @classmethod
+    def _constant_is_the_longest_sequence(cls, objective: ObjectiveOptions, info: ValidationInfo) -> ObjectiveOptions:
+        limits = info.data.get("limits")  # absent where it has a fault of its own
+        if objective.denominator != "constant" or objective.constant_tokens is not None or limits is None:
+            return objective
+        return objective.model_copy(update={"constant_tokens": limits.max_tokens})
+
+    @field_validator("resampling")
+    @classmethod
+    def _resampled_as_the_objective_says(cls, resampling: ResamplingOptions, info: ValidationInfo) -> ResamplingOptions:
+        objective = info.data.get("objective")
+        if objective is None or (objective.name == "grpo_roc") == (resampling.rule == "roc"):
+            return resampling
+        if objective.name == "grpo_roc":
+            raise ValueError(
+                f"rule is {resampling.rule!r}, but objective.name is 'grpo_roc'; "
+                'set objective.name = "grpo" to learn without resampling'
+            )
+        return resampling if "rule" in resampling.model_fields_set else resampling.model_copy(update={"rule": "none"})
 
     @property
     def sampled(self) -> int:

@@ -145,3 +145,23 @@ class Trajectory(Record):
     def tool_errors(self) -> int:
         """Calls that count as errors."""
         return sum(record.result.is_tool_error for record in self.calls)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a budget of tokens or turns ended it."""
+        return self.finish in ("length", "turns")
+
+    @property
+    def has_void_turn(self) -> bool:
+        """Whether the model ended a turn that held neither a call nor an answer.
+
+        A turn without a call ends the dialogue, so only the last can be one. A turn that a budget cut off is not void:
+        nobody knows what it would have held.
+        """
+        return self.finish == "answered" and self.verdict.reason == "no_answer"
+
+    @property
+    def duplicate_calls(self) -> int:
+        """Calls that ask for just what an earlier call of this rollout asked for."""
+        asked = {(record.call.tool, record.call.code, record.call.input) for record in self.calls}
+        return len(self.calls) - len(asked)

@@ -22,7 +22,7 @@ class TokenScores(NamedTuple):
     logprobs: Tensor
     """float32 `[n]` (float64 for a float64 model), with gradient."""
     entropies: Tensor
-    """float32 `[n]` in nats, of the distribution that each token was drawn from; without gradient."""
+    """float32 `[n]` in nats, of the distribution that each token was drawn from; with gradient."""
 
 
 def score_tokens(
@@ -54,6 +54,12 @@ def _logits(hidden: Tensor, projection: Tensor, bias: Tensor | None, temperature
     return logits if temperature == 1.0 else logits / temperature
 
 
+def _to_logprob(log_shares: Tensor, targets: Tensor) -> Tensor:
+    """`d logprob / d logits = onehot - softmax`, `[n, vocabulary]`."""
+    gradient = log_shares.exp().neg_()
+    return gradient.scatter_add_(-1, targets[:, None], torch.ones_like(gradient[:, :1]))
+
+
 class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -76,25 +82,28 @@ class _TokenScores(torch.autograd.Function):
             logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalisers[part]
             shares = (logits - normalisers[part, None]).exp_()
             entropies[part] = normalisers[part] - (shares * logits).sum(-1)
-        ctx.save_for_backward(hidden, projection, bias, targets, normalisers)
+        ctx.save_for_backward(hidden, projection, bias, targets, normalisers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # most objectives have no entropy term: no work for its gradient then
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden, projection, bias, targets, normalisers = ctx.saved_tensors
-        upstream = gradients[0] / ctx.temperature
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, projection, bias, targets, normalisers, entropies = ctx.saved_tensors
+        of_logprobs, of_entropies = (None if each is None else each / ctx.temperature for each in gradients)
         to_hidden = torch.empty_like(hidden)
         to_projection = torch.zeros_like(projection, dtype=normalisers.dtype)
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logits = _logits(hidden[part], projection, bias, ctx.temperature)
-            # d logprob / d logits = onehot - softmax.
-            to_logits = (logits - normalisers[part, None]).exp_().neg_()
-            to_logits.scatter_add_(-1, targets[part, None], torch.ones_like(to_logits[:, :1]))
-            to_logits *= upstream[part, None]
+            logits -= normalisers[part, None]
+            to_logits = torch.zeros_like(logits) if of_logprobs is None else _to_logprob(logits, targets[part])
+            if of_logprobs is not None:
+                to_logits *= of_logprobs[part, None]
+            if of_entropies is not None:
+                # d entropy / d logits = -softmax * (log softmax + entropy).
+                to_logits -= logits.exp() * (logits + entropies[part, None]) * of_entropies[part, None]
             to_hidden[part] = to_logits.to(projection.dtype) @ projection
             to_projection += to_logits.t() @ hidden[part].to(to_logits.dtype)
             if to_bias is not None:

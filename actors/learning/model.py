@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.learning.attention import ATTENTION, plan_blocks
 from actors.learning.logprobs import TokenScores, score_tokens
@@ -116,6 +117,25 @@ def score_row(
     targets = torch.from_numpy(row.targets).to(device)
     limit = {} if chunk_logits is None else {"chunk_logits": chunk_logits}
     return score_tokens(hidden.index_select(0, predictors), head.weight, bias, targets, temperature, **limit)
+
+
+def checkpoint_activations(model: PreTrainedModel, on: bool) -> None:
+    """Whether layers keep only what enters them, and compute the rest again in the backward pass.
+
+    Raises `ValueError` if the model's layers can't.
+    """
+    if not on:
+        model.gradient_checkpointing_disable()
+    elif not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"{type(model).__name__} has no layers that can be computed again; set activation_checkpointing = false"
+        )
+    else:
+        # Nothing random is computed, so there is no random state to keep.
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = on  # the library asks the layer itself; its parts, dropout among them, stay as they are
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
+from actors.learning.master_weights import MasterWeights
 from policies.options import OptimiserOptions
 
 
@@ -29,22 +28,24 @@ def rate_share(step: int, options: OptimiserOptions, total_steps: int) -> float:
 class StageOptimiser:
     """What moves a model's weights during one stage: one optimiser, or two that share the parameters between them.
 
-    Weight decay is for matrices only, not for norms and biases.
+    Weight decay is for matrices only, not for norms and biases. Moments are as precise as the masters.
 
     Example::
 
-        optimiser = StageOptimiser(model, OptimiserOptions(learning_rate=1e-6))
+        masters = MasterWeights(model)
+        optimiser = StageOptimiser(masters, OptimiserOptions(learning_rate=1e-6))
         loss.backward()
+        masters.collect()
         optimiser.step(rate_share(step, options, total_steps))
-        optimiser.zero_grad()
+        masters.zero_grad()
     """
 
-    def __init__(self, model: PreTrainedModel, options: OptimiserOptions) -> None:
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def __init__(self, masters: MasterWeights, options: OptimiserOptions) -> None:
+        self._masters = masters
         muon = options.muon
-        hidden = _hidden_matrices(model) if muon is not None else []
+        hidden = masters.hidden_matrices() if muon is not None else []
         taken = {id(parameter) for parameter in hidden}
-        rest = [parameter for parameter in trainable if id(parameter) not in taken]
+        rest = [parameter for parameter in masters.parameters if id(parameter) not in taken]
         self._parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
                 [
@@ -53,7 +54,6 @@ class StageOptimiser:
                 ],
                 lr=options.learning_rate,
                 betas=options.betas,
-                foreach=True,
             )
         ]
         if muon is not None:
@@ -73,25 +73,10 @@ class StageOptimiser:
         """The parameter groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for part in self._parts:
-            part.zero_grad(set_to_none=True)
-
     def step(self, share: float) -> None:
-        """Apply the gradients, at `share` of each part's full learning rate."""
+        """Apply the masters' gradients at `share` of each part's full rate, and bring the model up to date."""
         for part, rate in zip(self._parts, self._full_rates, strict=True):
             for group in part.param_groups:
                 group["lr"] = rate * share
             part.step()
-
-
-def _hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
-    """The trainable matrices but for embeddings and head, whose rows are looked up one by one: Muon is not for them."""
-    outer = {
-        id(parameter)
-        for module in (model.get_input_embeddings(), model.get_output_embeddings())
-        if module is not None
-        for parameter in module.parameters()
-    }
-    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in outer]
+        self._masters.write_back()

@@ -4,6 +4,7 @@ Invariants:
 - a step's gradient does not depend on how its sequences are cut into micro batches (but for rounding): token weights
   are those of the whole step;
 - a step either updates all weights or none: a loss or gradient that is not finite raises before the optimiser moves;
+- the reference that `kl_weight` holds on to is the model as it was when the stage began;
 - same weights, options, sequences, workers and threads: same result, bit for bit.
 
 Small models on a CPU run rows side by side on worker threads with one compute thread each, rather than one row on many
@@ -13,6 +14,7 @@ worker has a fixed share of the rows and a gradient of its own, and the shares a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +26,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.learning.model import score_row
+from actors.learning.master_weights import MasterWeights
+from actors.learning.model import checkpoint_activations, score_row
 from actors.learning.optimiser import StageOptimiser, rate_share
 from policies.batch import TrainingSequence
-from policies.objectives import (
-    Diagnostics,
-    SampledTokens,
-    clipped_losses,
-    imitation_losses,
-    token_weights,
-    weighted_sum,
-)
+from policies.diagnostics import Diagnostics
+from policies.objectives import SampledTokens, imitation_losses, policy_losses, token_weights, weighted_sum
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.packing import PackedRow, pack
 
@@ -45,6 +42,8 @@ class NonFiniteStep(ArithmeticError):
     """A loss or gradient was infinite or not a number; the weights are as they were before the step."""
 
 
+SMALL_PARAMETERS = 1 << 26
+"""Up to this size a CPU's threads work on a row each; above, all on one row."""
 ROWS_PER_WORKER = 8
 """So that workers end at about the same time, and a row's activations stay near the core that works on them."""
 SMALLEST_ROW_TOKENS = 1024
@@ -84,29 +83,37 @@ class Trainer:
 
     def __init__(self, model: PreTrainedModel, workers: int = 1) -> None:
         self.model = model
+        self.masters = MasterWeights(model)
         self._workers = workers
         self.steps = 0
         """Optimiser steps since the stage began."""
         self._stage: tuple[OptimiserOptions, ObjectiveOptions, int, float] | None = None
+        self._reference: PreTrainedModel | None = None
 
     def begin_stage(
         self, optimiser: OptimiserOptions, objective: ObjectiveOptions, total_steps: int, temperature: float
     ) -> None:
         """Set the options of what follows; optimiser and schedule start afresh.
 
-        Raises `ValueError` for a temperature that nothing can be sampled at.
+        Raises `ValueError` for a temperature that nothing can be sampled at, and for options the model can't serve.
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
+        self._stage = None  # until all of this is done
+        self._reference = None  # the last stage's is free to go before another is made
+        if objective.kl_weight:
+            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+            checkpoint_activations(self._reference, False)
+        checkpoint_activations(self.model, optimiser.activation_checkpointing)
+        self._optimiser = StageOptimiser(self.masters, optimiser)
         self._stage = (optimiser, objective, total_steps, temperature)
-        self._optimiser = StageOptimiser(self.model, optimiser)
         self.steps = 0
 
     def step(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """One optimiser step; returns its metrics. `skipped` is 1 where nothing could be learned, and nothing changed.
 
-        Sequences with an advantage of zero have no gradient: they count in the denominator and are not run, so figures
-        per token (mismatch, ratios, entropy) are over the tokens of all others.
+        Sequences with an advantage of zero have no gradient (unless the objective has terms that don't depend on it):
+        they count in the denominator and are not run, so figures per token are over the tokens of all others.
 
         Raises:
             ValueError: no stage has begun, or the sequences don't fit the model, the options or the kind.
@@ -121,11 +128,11 @@ class Trainer:
             counts,
             [sequence.group for sequence in sequences],
             objective.denominator if kind == "reinforce" else "batch_tokens",
+            objective.constant_tokens,
         )
+        all_move = kind == "fine_tune" or objective.kl_weight > 0 or objective.entropy_weight > 0
         moving = [
-            index
-            for index, sequence in enumerate(sequences)
-            if counts[index] and (kind == "fine_tune" or sequence.advantage != 0)
+            index for index, sequence in enumerate(sequences) if counts[index] and (all_move or sequence.advantage != 0)
         ]
         share = rate_share(self.steps, optimiser, total_steps)
         metrics = {
@@ -144,7 +151,7 @@ class Trainer:
         sums = self._accumulate(rows, _Job(kind, per_sequence, objective, temperature if kind == "reinforce" else 1.0))
         run = sum(len(row.targets) for row in rows)
         metrics |= {"loss": sums.loss, "entropy": sums.entropy / run, "micro_batches": float(len(rows))}
-        metrics |= sums.diagnostics.metrics()
+        metrics |= sums.diagnostics.metrics(objective)
         metrics["gradient_norm"] = self._update(optimiser.gradient_clip, share, sums.loss)
         self.steps += 1
         return metrics
@@ -158,19 +165,19 @@ class Trainer:
         return min(limit, max(share, SMALLEST_ROW_TOKENS, *lengths))
 
     def _accumulate(self, rows: list[PackedRow], job: _Job) -> _Sums:
-        """Forward and backward over all rows; leaves the step's gradient in the parameters."""
-        self._optimiser.zero_grad()
+        """Forward and backward over all rows; leaves the step's gradient in the masters."""
+        self.masters.zero_grad()
         if self._workers == 1 or len(rows) == 1:
             sums = _Sums()
             for row in rows:
                 loss, of_row = self._run(row, job)
                 loss.backward()
+                self.masters.collect()
                 sums.merge(of_row)
             return sums
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         with ThreadPoolExecutor(self._workers) as pool:
             shares = [
-                pool.submit(self._run_share, rows[worker :: self._workers], job, parameters)
+                pool.submit(self._run_share, rows[worker :: self._workers], job)
                 for worker in range(min(self._workers, len(rows)))
             ]
         gradients, sums = shares[0].result()
@@ -178,21 +185,21 @@ class Trainer:
             more, of_share = share.result()
             _add(gradients, more)
             sums.merge(of_share)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        self.masters.set_gradients(gradients)
         return sums
 
-    def _run_share(self, rows: list[PackedRow], job: _Job, parameters: Sequence[Tensor]) -> tuple[list[Tensor], _Sums]:
+    def _run_share(self, rows: list[PackedRow], job: _Job) -> tuple[list[Tensor], _Sums]:
         """One worker's rows and the gradient of their losses; touches nothing that workers share."""
         gradients: list[Tensor] = []
         sums = _Sums()
         for row in rows:
             loss, of_row = self._run(row, job)
-            more = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            more = torch.autograd.grad(loss, self.masters.weights, materialize_grads=True)
             if gradients:
                 _add(gradients, more)
-            else:
-                gradients = [gradient.clone() for gradient in more]  # autograd's may share memory
+            else:  # copies: autograd's may share memory
+                masters = self.masters.parameters
+                gradients = [new.to(master.dtype, copy=True) for new, master in zip(more, masters, strict=True)]
             sums.merge(of_row)
         return gradients, sums
 
@@ -203,24 +210,35 @@ class Trainer:
         weights, advantages = torch.from_numpy(job.per_sequence[row.owners]).to(device).unbind(-1)
         diagnostics = Diagnostics()
         if job.kind == "reinforce":
-            sampled = SampledTokens(torch.from_numpy(row.logprobs).to(device), advantages)
-            losses, diagnostics = clipped_losses(scores.logprobs, sampled, job.objective)
+            sampled = SampledTokens(
+                engine_logprobs=torch.from_numpy(row.logprobs).to(device),
+                advantages=advantages,
+                owners=torch.from_numpy(row.owners).to(device),
+                reference_logprobs=self._reference_logprobs(row, job.temperature),
+            )
+            losses, diagnostics = policy_losses(scores.logprobs, sampled, job.objective, scores.entropies)
         else:
             losses = imitation_losses(scores.logprobs)
         loss = weighted_sum(losses, weights)
-        return loss, _Sums(float(loss.detach()), float(scores.entropies.sum()), diagnostics)
+        return loss, _Sums(float(loss.detach()), float(scores.entropies.detach().sum()), diagnostics)
+
+    def _reference_logprobs(self, row: PackedRow, temperature: float) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return score_row(self._reference, row, temperature).logprobs
 
     def _update(self, gradient_clip: float, share: float, loss: float) -> float:
         """Clip the accumulated gradient, apply it, and return its norm before the clip."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.parameters, gradient_clip))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._optimiser.zero_grad()
+            self.masters.zero_grad()
             raise NonFiniteStep(
                 f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; the weights were left as "
                 "they are. Lower the learning rate, or look for values in the batch that are not finite"
             )
         self._optimiser.step(share)
-        self._optimiser.zero_grad()
+        self.masters.zero_grad()
         return norm
 
     def _validate(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> None:
@@ -233,6 +251,17 @@ class Trainer:
                 raise ValueError(
                     f"sequence {index} has no sampled log-probabilities; reinforcement learning needs them"
                 )
+
+
+def trainer_on_threads(model: PreTrainedModel, threads: int) -> Trainer:
+    """A trainer that shares a process's compute threads out as suits the model: a row each, or all on one row.
+
+    Sets this process's number of threads per operation.
+    """
+    small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
+    workers = threads if small and model.device.type == "cpu" else 1
+    torch.set_num_threads(max(1, threads // workers))
+    return Trainer(model, workers)
 
 
 def _add(gradients: list[Tensor], more: Sequence[Tensor]) -> None:

@@ -62,7 +62,8 @@ async def test_each_step_is_measured(stage) -> None:
     reinforced = (await learn(stage, "a", batch(0))).metrics
     assert {
         "loss", "gradient_norm", "learning_rate", "tokens", "learned_tokens", "learn_seconds", "skipped",
-        "entropy",
+        "entropy", "tokens_per_s", "peak_memory_bytes", "clip_high_share", "clip_low_share", "ratio_min",
+        "ratio_tail_share", "engine_mismatch_tail_share",
         "engine_mismatch_mean_abs", "engine_mismatch_max", "mismatch_kl", "clip_share", "ratio_mean", "ratio_max",
     } <= set(reinforced)  # fmt: skip
     assert reinforced["tokens"] == sum(s.length for s in batch(0))

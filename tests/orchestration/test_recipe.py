@@ -7,6 +7,7 @@ import pytest
 
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.run_folder import choose_folder, write_recipe
+from policies.stages import ReinforcementOptions
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
@@ -90,3 +91,20 @@ def test_a_run_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None
     blocked.write_text("")
     with pytest.raises(RecipeError, match="is not a folder; give another with --runs"):
         choose_folder(load_recipe(QUICKSTART), blocked / "runs")
+
+
+@pytest.mark.parametrize("name", ["grpo_roc", "grpo", "dr_grpo", "rloo", "gspo", "cispo"])
+def test_an_objective_is_chosen_by_name_and_its_parts_survive_the_resolved_recipe(name: str, tmp_path: Path) -> None:
+    overrides = [f"stages.rl-1.objective.name={name}", "stages.rl-1.objective.clip_high=0.3"]
+    recipe = load_recipe(QUICKSTART, overrides)
+    stage = recipe.stages["rl-1"]
+    assert isinstance(stage, ReinforcementOptions)
+    assert (stage.objective.name, stage.objective.clip_high) == (name, 0.3)
+    assert stage.resampling.rule == ("roc" if name == "grpo_roc" else "none")
+    write_recipe(recipe, tmp_path)
+    assert load_recipe(tmp_path / "recipe.toml") == recipe
+
+
+def test_resampling_that_contradicts_the_objective_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match=r"stages.rl-1.resampling: rule is 'none'.*objective.name = \"grpo\""):
+        load_recipe(QUICKSTART, ["stages.rl-1.resampling.rule=none"])

@@ -145,7 +145,14 @@ def exact_inclusion(weights: list[float], count: int) -> dict[tuple[int, ...], f
 
 @pytest.mark.parametrize(
     ("penalties", "keep", "epsilon"),
-    [([0.0, 0.0, 0.5, 1.0, 2.0], 2, 0.1), ([0.0, 1.0, 1.5, 2.0], 3, 0.1), ([0.0, 0.25, 2.0, 2.0], 1, 1.0)],
+    [
+        ([0.0, 0.0, 0.5, 1.0, 2.0], 2, 0.1),
+        ([0.0, 1.0, 1.5, 2.0], 3, 0.1),
+        ([0.0, 0.25, 2.0, 2.0], 1, 1.0),
+        ([0.0, 0.0, 0.25, 0.5, 0.5, 1.0, 1.5, 2.0], 4, 0.1),
+        ([0.0, 0.0, 0.25, 0.5, 0.5, 1.0, 1.5, 2.0], 7, 0.1),
+        ([0.0, 0.2, 0.4, 0.9, 1.1, 2.0, 2.0], 5, 0.5),
+    ],
 )
 def test_positives_are_drawn_as_often_as_exact_enumeration_says(penalties, keep: int, epsilon: float) -> None:
     trials, rng = 20_000, random.Random(1)
@@ -157,6 +164,41 @@ def test_positives_are_drawn_as_often_as_exact_enumeration_says(penalties, keep:
     for chosen, probability in expected.items():
         deviation = (trials * probability * (1 - probability)) ** 0.5
         assert abs(seen[chosen] - trials * probability) < 4.5 * deviation + 1, (chosen, probability)
+
+
+def test_how_often_each_positive_is_kept_beside_negatives_is_what_enumeration_says() -> None:
+    """Eight positives and eight negatives: of each side half of its share is kept, and who, is drawn."""
+    penalties = [0.0, 0.1, 0.5, 0.5, 1.0, 1.0, 1.5, 2.0]
+    trials, rng = 20_000, random.Random(4)
+    rewards = group_of(8, 8)
+    seen = Counter(i for _ in range(trials) for i in resample(rewards, penalties + [0.7] * 8, 8, ROC, rng).indices)
+    sets = exact_inclusion([1 / (p + ROC.epsilon) for p in penalties], 4)
+    for index in range(16):
+        probability = sum(p for chosen, p in sets.items() if index in chosen) if index < 8 else 0.5
+        deviation = (trials * probability * (1 - probability)) ** 0.5
+        assert abs(seen[index] - trials * probability) < 4.5 * deviation + 1, index
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_who_is_drawn_first_is_proportional_to_the_weights(size: int) -> None:
+    penalties = [0.0, 2.0, 0.5, 1.0, 0.25, 1.5, 0.0, 0.75][:size]
+    trials, rng = 20_000, random.Random(5)
+    seen = Counter(resample([1.0] * size, penalties, 1, ROC, rng).indices[0] for _ in range(trials))
+    total = sum(1 / (p + ROC.epsilon) for p in penalties)
+    for index, value in enumerate(penalties):
+        probability = 1 / (value + ROC.epsilon) / total
+        assert abs(seen[index] - trials * probability) < 4.5 * (trials * probability * (1 - probability)) ** 0.5 + 1
+
+
+@pytest.mark.parametrize("positives", range(12))
+@pytest.mark.parametrize("keep", [1, 2, 3, 5, 7])
+def test_odd_and_tiny_groups_keep_exactly_their_size(positives: int, keep: int) -> None:
+    for size in range(positives, 12):
+        rewards = group_of(positives, size - positives)
+        for rule in ("weighted", "sorted"):
+            options = ResamplingOptions(positives=rule)
+            kept = resample(rewards, [0.5] * size, keep, options, random.Random(size))
+            assert len(kept.indices) == len(set(kept.indices)) == min(keep, size)
 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalties() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from env.tool_call import ToolCall, ToolResult
 from policies import tokens
 from policies.batch import sequence_from_trajectory
-from policies.trajectory import Problem, Span, Trajectory, Verdict, WeightsVersion
+from policies.trajectory import CallRecord, Problem, Span, Trajectory, Verdict, WeightsVersion
 
 PROMPT = Span(kind="prompt", ids=tokens.pack_ids([1, 2, 3]))
 MODEL = Span(
@@ -78,3 +79,22 @@ def test_a_trajectory_survives_msgpack() -> None:
     whole = trajectory(PROMPT, MODEL, TOOL)
     packed = msgpack.packb(whole.__dict__, default=lambda record: record.__dict__)
     assert Trajectory.model_validate(msgpack.unpackb(packed)) == whole
+
+
+def test_a_void_turn_is_one_that_the_model_ended_with_neither_call_nor_answer() -> None:
+    nothing = Verdict(correct=False, reason="no_answer")
+    assert trajectory(PROMPT, MODEL, verdict=nothing, answer_tags=0).has_void_turn
+    assert not trajectory(PROMPT, MODEL).has_void_turn
+    for finish in ("length", "turns"):  # cut off: nobody knows what the turn would have held
+        cut = trajectory(PROMPT, MODEL, verdict=nothing, finish=finish)
+        assert cut.truncated and not cut.has_void_turn
+
+
+def test_duplicate_calls_repeat_code_and_input_of_their_own_rollout() -> None:
+    def call(code: str, text: str = "") -> CallRecord:
+        asked = ToolCall(id=f"{code}{text}", code=code, input=text)
+        return CallRecord(turn=0, call=asked, result=ToolResult(id=asked.id, status="success"))
+
+    calls = (call("a"), call("b"), call("a"), call("a", "1"), call("a"))
+    assert trajectory(PROMPT, MODEL, calls=calls).duplicate_calls == 2
+    assert trajectory(PROMPT, MODEL).duplicate_calls == 0

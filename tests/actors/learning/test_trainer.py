@@ -20,18 +20,22 @@ def trainer(
     return made
 
 
-def gradients(made: Trainer, kind, sequences) -> dict[str, torch.Tensor]:
-    """The whole step's gradient, caught before the optimiser applies it."""
+def gradients(made: Trainer, kind, sequences, figures: dict[str, float] | None = None) -> dict[str, torch.Tensor]:
+    """The whole step's gradient, caught before the optimiser applies it; its figures go into `figures`."""
     caught: dict[str, torch.Tensor] = {}
     optimiser = made._optimiser
     apply = optimiser.step
 
     def catch(share: float) -> None:
-        caught.update({n: p.grad.clone() for n, p in made.model.named_parameters() if p.grad is not None})
+        names = [name for name, _ in made.model.named_parameters()]
+        masters = zip(names, made.masters.parameters, strict=True)
+        caught.update({name: p.grad.clone() for name, p in masters if p.grad is not None})
         apply(share)
 
     optimiser.step = catch  # type: ignore[method-assign]
-    made.step(kind, sequences)
+    metrics = made.step(kind, sequences)
+    if figures is not None:
+        figures.update(metrics)
     return caught
 
 

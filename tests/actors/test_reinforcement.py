@@ -1,0 +1,193 @@
+"""A stage's steps: how often it refills, what it counts, what reaches the learner.
+
+Rollouts and learner are scripted; sampler, resampling and books are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from actors.messages import (
+    BalancerStatus,
+    DescribeBalancer,
+    DescribeGenerator,
+    GeneratorStatus,
+    Learn,
+    Learned,
+    Report,
+    RolloutFinished,
+    RunReinforcement,
+    RunRollout,
+)
+from actors.reinforcement import Reinforcement
+from actors.sampling import Sampler, rollout_figures, staleness_figures
+from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from env.tool_call import ToolCall, ToolResult
+from policies.balancing import Capacity
+from policies.batch import TrainingSequence
+from policies.dialogue import DialogueLimits
+from policies.stages import ReinforcementOptions
+from policies.trajectory import CallRecord, Trajectory, Verdict, WeightsVersion
+from tests.policies.test_trajectory import MODEL, PROMPT, trajectory
+from tests.support.in_process_stage import InProcessStage
+
+NO_ANSWER = Verdict(correct=False, reason="no_answer")
+
+
+class ScriptedRollouts(Actor):
+    """Groups are right, wrong or mixed, as `kinds` says, in the order of their numbers."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds, self.asked = kinds, []
+
+    @handles(RunRollout)
+    async def on_run(self, request: RunRollout) -> RolloutFinished:
+        self.asked.append(request)
+        kind = self.kinds[int(request.group.rpartition("/")[2])]
+        right = kind == "right" or (kind == "mixed" and request.sample % 2 == 0)
+        verdict = Verdict(correct=right, extracted="1", reason="right" if right else "wrong")
+        return RolloutFinished(
+            trajectory=trajectory(
+                PROMPT, MODEL, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
+                problem=request.problem, verdict=verdict, reward=float(right),
+            )
+        )  # fmt: skip
+
+
+class ScriptedLearner(Actor):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[TrainingSequence]] = []
+        self.steps = 1
+
+    @handles(Learn)
+    async def on_learn(self, message: Learn) -> Learned:
+        self.batches.append(await self.port.blobs.get(BlobRef(message.blob)))
+        self.steps += 1
+        return Learned(version=WeightsVersion(0, self.steps), metrics={"skipped": 0.0, "loss": 0.5})
+
+
+class IdleGenerator(Actor):
+    @handles(DescribeGenerator)
+    async def on_describe(self, _: DescribeGenerator) -> GeneratorStatus:
+        return GeneratorStatus(
+            capacity=Capacity(
+                generator="generator-0", incarnation=0, kv_tokens=1024, block_tokens=16, max_sequence_tokens=64
+            ),
+            engine="none", running=0, kv_used_tokens=0, turns_served=0, generated_tokens=0, busy_seconds=0.0,
+            kv_token_seconds=0.0, version=WeightsVersion(0, 1),
+        )  # fmt: skip
+
+
+class IdleBalancer(Actor):
+    @handles(DescribeBalancer)
+    async def on_describe(self, _: DescribeBalancer) -> BalancerStatus:
+        return BalancerStatus(loads=(), waiting=0, granted_total=0, queued_total=0, peak_leases=3)
+
+
+async def run(kinds: Sequence[str], **options) -> tuple[list[dict[str, float]], ScriptedRollouts, ScriptedLearner]:
+    """The figures of each step of a stage, and whom it asked."""
+    stage_options = ReinforcementOptions.model_validate(
+        {"kind": "reinforce", "steps": 1, "prompts": 4, "group": 2} | options
+    )
+    rollouts, learner, reports = ScriptedRollouts(kinds), ScriptedLearner(), list[Report]()
+    async with InProcessStage() as stage:
+        refs = {
+            name: await stage.host(name, actor)
+            for name, actor in (
+                ("rollouts", rollouts), ("learner", learner),
+                ("generator-0", IdleGenerator()), ("balancer", IdleBalancer()),
+            )
+        }  # fmt: skip
+
+        async def sync() -> None:
+            pass
+
+        work = Reinforcement(
+            stage.port,  # type: ignore[arg-type]
+            RunReinforcement(name="rl", options=stage_options, limits=DialogueLimits()),
+            sampler=Sampler(stage.port, [refs["rollouts"]]),  # type: ignore[arg-type]
+            learner=refs["learner"], balancer=refs["balancer"], generators=[ActorRef("generator-0")],
+            run_seed=0, sync=sync, report=reports.append,
+        )  # fmt: skip
+        await work.run()
+    return [report.figures for report in reports], rollouts, learner
+
+
+async def test_without_dynamic_sampling_a_step_learns_from_what_its_prompts_gave() -> None:
+    (figures,), rollouts, learner = await run(["mixed", "right", "wrong", "mixed"])
+    assert (figures["groups"], figures["groups_with_signal"], figures["zero_signal_share"]) == (4, 2, 0.5)
+    assert (figures["groups_all_correct"], figures["groups_all_wrong"]) == (1, 1)
+    assert (figures["refill_rounds"], figures["refill_groups"]) == (0, 0)
+    assert figures["solved_share"] == 0.75
+    assert len(rollouts.asked) == 4 * 4
+    assert {each.group for each in learner.batches[0]} == {0, 1}
+
+
+async def test_dynamic_sampling_refills_just_what_is_missing_until_enough_groups_carry_signal() -> None:
+    kinds = ["mixed", "right", "wrong", "mixed", "wrong", "mixed", "mixed", "mixed"]
+    (figures,), rollouts, learner = await run(kinds, dynamic_sampling={"rounds": 5})
+    # Two of four are missing; of the next two one carries signal; the next one does, and it is enough.
+    assert (figures["refill_rounds"], figures["refill_groups"]) == (2, 3)
+    assert (figures["groups"], figures["groups_with_signal"]) == (7, 4)
+    assert {each.group for each in learner.batches[0]} == {0, 1, 2, 3}
+    assert len({request.id for request in rollouts.asked}) == len(rollouts.asked) == 7 * 4
+    assert len({request.problem.id for request in rollouts.asked}) == 7  # each problem is posed once
+
+
+async def test_refilling_is_bounded_and_the_step_goes_on_with_what_there_is() -> None:
+    (figures,), rollouts, learner = await run(["right"] * 40, dynamic_sampling={"rounds": 3})
+    assert (figures["refill_rounds"], figures["refill_groups"], figures["groups"]) == (3, 12, 16)
+    assert learner.batches == [] and figures["groups_with_signal"] == 0
+    assert len(rollouts.asked) == 16 * 4
+
+
+async def test_the_next_step_takes_the_problems_after_those_of_the_refills() -> None:
+    kinds = ["mixed", "mixed", "mixed", "wrong", "mixed"]
+    figures, rollouts, _ = await run(kinds, steps=2, dynamic_sampling={"rounds": 1})
+    first, second = ({r.problem.id for r in rollouts.asked if r.step == step} for step in (0, 1))
+    assert [each["refill_groups"] for each in figures] == [1, 1]
+    assert len(first) == len(second) == 5 and not first & second
+
+
+async def test_fewer_groups_than_prompts_can_be_wanted() -> None:
+    (figures,), _, _ = await run(["mixed", "right", "right", "right"], dynamic_sampling={"groups": 1})
+    assert figures["refill_rounds"] == 0
+
+
+async def test_synchronous_training_is_never_stale_and_says_so() -> None:
+    figures, _, _ = await run(["mixed"] * 4)
+    assert (figures[0]["staleness_mean"], figures[0]["staleness_max"]) == (0.0, 0.0)
+
+
+def test_staleness_weighs_versions_by_tokens() -> None:
+    old = MODEL.model_copy(update={"version": WeightsVersion(0, 3)})
+    new = MODEL.model_copy(update={"version": WeightsVersion(0, 5)})
+    figures = staleness_figures([trajectory(PROMPT, old, old, new)], WeightsVersion(0, 5))
+    assert figures == pytest.approx({"staleness_mean": 4 / 3, "staleness_max": 2.0})
+    assert staleness_figures([], WeightsVersion(0, 0)) == {}
+
+
+def called(*programs: str) -> tuple[CallRecord, ...]:
+    return tuple(
+        CallRecord(turn=0, call=ToolCall(id=str(i), code=code), result=ToolResult(id=str(i), status="success"))
+        for i, code in enumerate(programs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "expected"),
+    [
+        ("duplicate_call_share", lambda: [trajectory(PROMPT, MODEL, calls=called("a", "a", "b", "a"))], 0.5),
+        ("duplicate_call_share", lambda: [trajectory(PROMPT, MODEL)], 0.0),
+        ("void_turn_share", lambda: [trajectory(PROMPT, MODEL), trajectory(PROMPT, MODEL, verdict=NO_ANSWER)], 0.5),
+        ("truncated_share", lambda: [trajectory(PROMPT, MODEL), trajectory(PROMPT, MODEL, finish="turns")], 0.5),
+        ("response_tokens_max", lambda: [trajectory(PROMPT, MODEL), trajectory(PROMPT, MODEL, MODEL)], 4.0),
+        ("response_tokens_p95", lambda: [trajectory(PROMPT, MODEL)] * 3, 2.0),
+    ],
+)
+def test_rollouts_are_counted(name: str, made: Callable[[], list[Trajectory]], expected: float) -> None:
+    assert rollout_figures(made())[name] == pytest.approx(expected)
