@@ -10,6 +10,7 @@ from policies.balancing import Capacity, Lease, Load, Wish
 from policies.dialogue import DialogueLimits
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
+from policies.tokens import PackedIds
 from policies.trajectory import Problem, Trajectory, WeightsVersion
 
 # --- environments -------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"
 class TurnSampled(Message, tag="generator.sampled"):
     """One model turn, or the news that the generator lacks the history it was to continue."""
 
-    ids: bytes = b""
+    ids: PackedIds = b""
     """int32 `[L]`."""
     logprobs: bytes = b""
     """float32 `[L]`."""
@@ -63,7 +64,7 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     lease: Lease
     turn: int
     known: int
-    ids: bytes
+    ids: PackedIds
     """int32 `[L]`."""
     max_tokens: int
     temperature: float

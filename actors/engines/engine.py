@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from policies.tokens import Ids
 from policies.trajectory import WeightsVersion
 
 
@@ -38,7 +39,7 @@ class SampleRequest:
 
     id: str
     """Unique among the requests in the engine."""
-    ids: list[int]
+    ids: Ids
     """The whole history `[L]`."""
     max_tokens: int
     temperature: float
@@ -51,10 +52,10 @@ class SampleRequest:
 class SampleResult:
     """What was sampled."""
 
-    ids: list[int]
+    ids: Ids
     """`[N]`, the stop token included if one was sampled."""
     logprobs: list[float]
-    """`[N]`."""
+    """`[N]`; none with counted tokens."""
     finish: Literal["stop", "length", "aborted"]
     version: WeightsVersion
     """The weights that sampled the last token."""
