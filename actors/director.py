@@ -48,14 +48,14 @@ class DirectorActor(Actor):
     """Directs the other actors of a training run.
 
     Args:
-        model: folder with the tokenizer.
+        model: folder with the tokenizer, which fine-tuning needs; None in a simulation.
         checkpoints: folder that a checkpoint is written to after each stage of learning.
     """
 
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         prompt: PromptOptions,
         run_seed: int,
         learner: ActorRef,
@@ -75,7 +75,7 @@ class DirectorActor(Actor):
         self._done: dict[str, StageDone] = {}
 
     async def start(self) -> None:
-        self._chat = load_chat_format(self._model, self._prompt)
+        self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._sampler = Sampler(self.port, self._rollouts)
 
     @handles(RunFineTuning)
@@ -84,6 +84,7 @@ class DirectorActor(Actor):
             if request.name in self._done:
                 return self._done[request.name]
             options = request.options
+            assert self._chat is not None, "fine-tuning needs a tokenizer"
             await self._begin(
                 BeginStage(optimiser=options.optimiser, objective=ObjectiveOptions(), total_steps=options.steps)
             )

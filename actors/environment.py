@@ -16,10 +16,12 @@ from collections import OrderedDict
 from pathlib import Path
 
 from actors.messages import CallFinished, DescribeEnvironment, EnvironmentStatus, RunCall
+from actors.simulated_interpreters import SimulatedInterpreters
 from actors.system.actor import Actor, handles
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
+from policies.workloads import Workload
 
 RETRIES = 2
 """How often a call is run again after the sandbox failed."""
@@ -57,17 +59,24 @@ class EnvironmentActor(Actor):
     """Runs tool calls in sandboxed interpreters on its own machine."""
 
     def __init__(
-        self, limits: Limits | None = None, workers: int | None = None, libraries: str | None = None, run_id: str = ""
+        self,
+        limits: Limits | None = None,
+        workers: int | None = None,
+        libraries: str | None = None,
+        run_id: str = "",
+        workload: Workload | None = None,
     ) -> None:
         """`limits` are the most that a call gets; `workers` defaults to the machine's cores.
 
-        `libraries` is the folder that `python -m env.image` built, by default the project's own.
+        `libraries` is the folder that `python -m env.image` built, by default the project's own. With a `workload`
+        nothing is run: it says what comes of each call, and how long that takes.
         """
         self._limits = limits or Limits()
         self._workers = workers or os.cpu_count() or 1
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
         self._run_id = run_id
-        self._interpreters: Interpreters | None = None
+        self._workload = workload
+        self._interpreters: Interpreters | SimulatedInterpreters | None = None
         self._running: dict[str, asyncio.Task[ToolResult]] = {}
         self._stopping = False
         self._calls_run = self._sandbox_failures = 0
@@ -75,6 +84,9 @@ class EnvironmentActor(Actor):
 
     async def start(self) -> None:
         """Raises `env.image.ImageIncomplete` if the sandbox is not built."""
+        if self._workload is not None:
+            self._interpreters = SimulatedInterpreters(self._workload, self._workers, self.port.clock)
+            return
         # Where engines share the cores, calls go first: their results are what makes the engines' batches large.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -35,6 +35,7 @@ from policies.balancing import Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample
 from policies.dispatch import LeastOutstanding
 from policies.trajectory import Trajectory
+from policies.workloads import ScriptedDialogue, Workload
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +57,24 @@ class RolloutActor(Actor):
     """Plays dialogues.
 
     Args:
-        model: folder with the tokenizer.
+        model: folder with the tokenizer; None with a workload.
         run_seed: seed of the run; each turn samples from a stream of its own.
+        workload: in a simulation, what the dialogues say; they have no text then.
     """
 
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         prompt: PromptOptions,
         run_seed: int,
         balancer: ActorRef,
         environments: list[ActorRef],
         archive: ActorRef,
+        workload: Workload | None = None,
     ) -> None:
+        assert (model is None) != (workload is None), "dialogues have text or a script"
+        self._workload = workload
         self._model, self._prompt, self._run_seed = model, prompt, run_seed
         self._balancer, self._archive = balancer, archive
         self._environments = {ref.name: ref for ref in environments}
@@ -77,7 +82,7 @@ class RolloutActor(Actor):
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
 
     async def start(self) -> None:
-        self._chat = load_chat_format(self._model, self._prompt)
+        self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
@@ -89,10 +94,21 @@ class RolloutActor(Actor):
         return await asyncio.shield(task)
 
     async def _play(self, request: RunRollout) -> RolloutFinished:
-        dialogue = Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
-        trajectory = await _Play(self, request, dialogue).to_the_end()
+        trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
         return RolloutFinished(trajectory=trajectory)
+
+    def _dialogue(self, request: RunRollout) -> Dialogue:
+        if self._workload is not None:
+            return ScriptedDialogue(
+                id=request.id,
+                group=request.group,
+                workload=self._workload,
+                problem=request.problem,
+                limits=request.limits,
+            )
+        assert self._chat is not None, "start() loads it"
+        return Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
@@ -132,7 +148,7 @@ class RolloutActor(Actor):
 
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a model turn."""
-        return self._chat.stop_ids
+        return () if self._chat is None else self._chat.stop_ids
 
     def turn_seed(self, rollout: str, turn: int) -> int:
         """The seed of one turn's random stream, 63 bits."""
