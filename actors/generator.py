@@ -26,7 +26,6 @@ from actors.system.actor import Actor, ActorRef, BlobRef, handles
 from actors.system.message import Done
 from policies import tokens
 from policies.balancing import Capacity
-from policies.tokens import Ids
 from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class GeneratorActor(Actor):
 
     def __init__(self, *, model: str, options: VllmOptions, balancer: ActorRef) -> None:
         self._model, self._options, self._balancer = model, options, balancer
-        self._histories: dict[str, Ids] = {}
+        self._histories: dict[str, list[int]] = {}
         self._turns: dict[tuple[str, int], asyncio.Future[TurnSampled]] = {}
         self._turns_served = 0
         self._version = WeightsVersion(0, 0)
@@ -74,12 +73,12 @@ class GeneratorActor(Actor):
             return await asyncio.shield(self._turns[key])
         history = self._histories.get(rollout, [])
         stale = request.lease.incarnation != self.port.incarnation
-        if stale or request.known > tokens.length(history):
+        if stale or request.known > len(history):
             return TurnSampled(finish="history_missing", version=self._version)
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
         self._turns[key] = future
         try:
-            sampled = await self._sample(request, tokens.continued(history, request.known, request.ids))
+            sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
         except BaseException as error:
             self._turns.pop(key, None)
             future.set_exception(error)
@@ -88,7 +87,7 @@ class GeneratorActor(Actor):
         future.set_result(sampled)
         return sampled
 
-    async def _sample(self, request: SampleTurn, history: Ids) -> TurnSampled:
+    async def _sample(self, request: SampleTurn, history: list[int]) -> TurnSampled:
         rollout = request.lease.rollout
         self._histories[rollout] = history
         result = await self._engine.sample(
@@ -102,10 +101,10 @@ class GeneratorActor(Actor):
             )
         )
         if rollout in self._histories:  # not forgotten meanwhile
-            self._histories[rollout] = tokens.extended(history, result.ids)
+            self._histories[rollout] = history + result.ids
         self._turns_served += 1
         return TurnSampled(
-            ids=tokens.from_engine(result.ids),
+            ids=tokens.pack_ids(result.ids),
             logprobs=tokens.pack_floats(result.logprobs),
             finish=result.finish,
             version=result.version,

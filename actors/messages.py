@@ -10,7 +10,6 @@ from policies.balancing import Capacity, Lease, Load, Wish
 from policies.dialogue import DialogueLimits
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
-from policies.tokens import PackedIds
 from policies.trajectory import Problem, Trajectory, WeightsVersion
 
 # --- environments -------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"
 class TurnSampled(Message, tag="generator.sampled"):
     """One model turn, or the news that the generator lacks the history it was to continue."""
 
-    ids: PackedIds = b""
+    ids: bytes = b""
     """int32 `[L]`."""
     logprobs: bytes = b""
     """float32 `[L]`."""
@@ -64,7 +63,7 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     lease: Lease
     turn: int
     known: int
-    ids: PackedIds
+    ids: bytes
     """int32 `[L]`."""
     max_tokens: int
     temperature: float

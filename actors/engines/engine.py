@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from policies.tokens import Ids
 from policies.trajectory import WeightsVersion
 
 
@@ -39,7 +38,7 @@ class SampleRequest:
 
     id: str
     """Unique among the requests in the engine."""
-    ids: Ids
+    ids: list[int]
     """The whole history `[L]`."""
     max_tokens: int
     temperature: float
@@ -52,10 +51,10 @@ class SampleRequest:
 class SampleResult:
     """What was sampled."""
 
-    ids: Ids
+    ids: list[int]
     """`[N]`, the stop token included if one was sampled."""
     logprobs: list[float]
-    """`[N]`; none with counted tokens."""
+    """`[N]`."""
     finish: Literal["stop", "length", "aborted"]
     version: WeightsVersion
     """The weights that sampled the last token."""
