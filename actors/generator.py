@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from actors.engines.engine import Engine, EngineCapacity, SampleRequest
+from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
 from actors.engines.vllm_engine import VllmEngine, VllmOptions
 from actors.messages import (
     DescribeGenerator,
@@ -26,6 +27,7 @@ from actors.system.actor import Actor, ActorRef, BlobRef, handles
 from actors.system.message import Done
 from policies import tokens
 from policies.balancing import Capacity
+from policies.scripted import Script
 from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
@@ -38,29 +40,39 @@ class GeneratorActor(Actor):
     """Samples model turns.
 
     Args:
-        model: folder of the model in Hugging Face format.
-        options: how the engine is set up.
+        model: folder of the model in Hugging Face format; a simulated engine has none.
+        options: how the engine is set up; they also say which engine it is.
         balancer: where the generator's capacity is announced.
+        script: what the model of a simulated engine says.
     """
 
-    def __init__(self, *, model: str, options: VllmOptions, balancer: ActorRef) -> None:
-        self._model, self._options, self._balancer = model, options, balancer
+    def __init__(
+        self, *, model: str, options: VllmOptions | SimulatedOptions, balancer: ActorRef, script: Script | None = None
+    ) -> None:
+        self._model, self._options, self._balancer, self._script = model, options, balancer, script
         self._histories: dict[str, list[int]] = {}
         self._turns: dict[tuple[str, int], asyncio.Future[TurnSampled]] = {}
         self._turns_served = 0
         self._version = WeightsVersion(0, 0)
 
     async def start(self) -> None:
-        self._engine: Engine = VllmEngine(
-            model=self._model,
-            options=self._options,
-            seed=self.port.random.getrandbits(32),
-            clock=self.port.clock,
-            offload=self.port.offload,
-            spawn=self.port.start_task,
-        )
+        self._engine: Engine = self._make_engine()
         self._capacity = await self._engine.start()
         await self.port.ask(self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
+
+    def _make_engine(self) -> Engine:
+        port = self.port
+        if isinstance(self._options, SimulatedOptions):
+            assert self._script is not None, "a simulated engine needs a script"
+            return SimulatedEngine(options=self._options, script=self._script, clock=port.clock, spawn=port.start_task)
+        return VllmEngine(
+            model=self._model,
+            options=self._options,
+            seed=port.random.getrandbits(32),
+            clock=port.clock,
+            offload=port.offload,
+            spawn=port.start_task,
+        )
 
     async def stop(self) -> None:
         await self._engine.close()
@@ -73,7 +85,7 @@ class GeneratorActor(Actor):
             return await asyncio.shield(self._turns[key])
         history = self._histories.get(rollout, [])
         stale = request.lease.incarnation != self.port.incarnation
-        if stale or request.known > len(history):
+        if stale or (request.known > len(history) and request.counted is None):
             return TurnSampled(finish="history_missing", version=self._version)
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
         self._turns[key] = future
@@ -98,6 +110,7 @@ class GeneratorActor(Actor):
                 temperature=request.temperature,
                 stop_ids=request.stop_ids,
                 seed=request.seed,
+                counted=request.counted,
             )
         )
         if rollout in self._histories:  # not forgotten meanwhile
@@ -108,6 +121,7 @@ class GeneratorActor(Actor):
             logprobs=tokens.pack_floats(result.logprobs),
             finish=result.finish,
             version=result.version,
+            turn=result.turn,
         )
 
     @handles(ForgetRollout)

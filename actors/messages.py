@@ -9,6 +9,7 @@ from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Capacity, Lease, Load, Wish
 from policies.dialogue import DialogueLimits
 from policies.options import ObjectiveOptions, OptimiserOptions
+from policies.scripted import CountedTokens, ScriptedTurn
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.trajectory import Problem, Trajectory, WeightsVersion
 
@@ -51,6 +52,8 @@ class TurnSampled(Message, tag="generator.sampled"):
     """float32 `[L]`."""
     finish: Literal["stop", "length", "history_missing", "aborted"]
     version: WeightsVersion
+    turn: ScriptedTurn | None = None
+    """In the simulator: what the model said, in place of ids and log-probabilities."""
 
 
 class SampleTurn(Request[TurnSampled], tag="generator.sample"):
@@ -70,6 +73,8 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     stop_ids: tuple[int, ...]
     """Token ids that end the turn (and are part of it)."""
     seed: int
+    counted: CountedTokens | None = None
+    """In the simulator: the whole history, whatever is known, in place of `ids`."""
 
 
 class ForgetRollout(Message, tag="generator.forget"):

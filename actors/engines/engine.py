@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from policies.scripted import CountedTokens, ScriptedTurn
 from policies.trajectory import WeightsVersion
 
 
@@ -45,6 +46,8 @@ class SampleRequest:
     stop_ids: tuple[int, ...]
     seed: int
     """Seed of this request's own random stream."""
+    counted: CountedTokens | None = None
+    """In the simulator: the whole history, in place of `ids`, which are empty then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,8 @@ class SampleResult:
     finish: Literal["stop", "length", "aborted"]
     version: WeightsVersion
     """The weights that sampled the last token."""
+    turn: ScriptedTurn | None = None
+    """In the simulator: what the model said, in place of `ids` and `logprobs`, which are empty; None if aborted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

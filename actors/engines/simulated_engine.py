@@ -1,0 +1,247 @@
+"""An engine that spends modelled time instead of computing: the understudy of `VllmEngine`.
+
+Invariants:
+- what runs, waits, is preempted and is found in the prefix cache is decided by `policies.continuous_batching`, which
+  agrees with vLLM's own scheduler; how long a step takes by `policies.step_cost`;
+- a request, an abort, a pause or new weights take effect at the end of the step that is under way, never within it;
+- tokens are counted, not made: a request needs `counted`, and its result holds the scripted turn, cut where the
+  request's `max_tokens` cuts it.
+
+Event-driven: a stretch of equal steps is one sleep on the actor's clock, broken off when something comes between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import Field
+
+from actors.engines.engine import EngineCapacity, EngineUsage, SampleRequest, SampleResult
+from actors.system.clock import Clock, seconds_since
+from policies.batching_records import BatchingCounts, BatchingLimits, Turn
+from policies.continuous_batching import ContinuousBatching
+from policies.options import Options
+from policies.scripted import Script, ScriptedTurn
+from policies.step_cost import Seconds, StepCost, StepWork
+from policies.trajectory import WeightsVersion
+
+
+class SimulatedOptions(Options):
+    """How the simulated engine is set up."""
+
+    limits: BatchingLimits
+    max_sequence_tokens: int = Field(ge=2)
+    cost: StepCost = StepCost()
+    update_seconds: Seconds = 0.0
+    """Time in which the engine takes new weights, and steps not."""
+
+
+class _Asked:
+    """A request in the engine, or about to enter it."""
+
+    __slots__ = ("future", "max_tokens", "turn")
+
+    def __init__(self, max_tokens: int, turn: ScriptedTurn) -> None:
+        self.max_tokens, self.turn = max_tokens, turn
+        self.future: asyncio.Future[SampleResult] = asyncio.get_running_loop().create_future()
+
+
+class SimulatedEngine:
+    """See the module's docstring.
+
+    Args:
+        script: what the model says.
+        spawn: starts a task beside the caller's handlers.
+    """
+
+    kind = "simulated"
+
+    def __init__(
+        self, *, options: SimulatedOptions, script: Script, clock: Clock, spawn: Callable[[Any], asyncio.Task[Any]]
+    ) -> None:
+        self._options, self._script, self._clock, self._spawn = options, script, clock, spawn
+        self._core = ContinuousBatching(options.limits)
+        self._asked: dict[str, _Asked] = {}
+        self._arriving: list[Turn] = []
+        self._leaving: list[str] = []
+        self._version = WeightsVersion(0, 0)
+        self._paused = False
+        self._updates: list[asyncio.Future[None]] = []
+        self._work: StepWork | None = None
+        self._steps = 0
+        """Steps of `_work` after which the alarm rings."""
+        self._began_ns = self._changed_ns = clock.now_ns()
+        self._alarm: asyncio.Task[Any] | None = None
+        self._busy_seconds = self._kv_token_seconds = 0.0
+        self._used_tokens = 0
+
+    async def start(self) -> EngineCapacity:
+        limits = self._options.limits
+        return EngineCapacity(
+            kv_blocks=limits.kv_blocks,
+            block_tokens=limits.block_tokens,
+            max_sequence_tokens=self._options.max_sequence_tokens,
+        )
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        ids = request.counted
+        if ids is None:
+            raise ValueError(
+                f"request {request.id}: a simulated engine has no model to continue its {len(request.ids)} token ids "
+                "with; give `counted`, as simulated dialogues do"
+            )
+        limits, length = self._options.limits, ids.length + request.max_tokens
+        longest = min(self._options.max_sequence_tokens, limits.kv_blocks * limits.block_tokens)
+        if length > longest:
+            raise ValueError(
+                f"request {request.id}: {ids.length} + {request.max_tokens} tokens exceed the engine's {longest}; "
+                "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
+            )
+        assert request.id not in self._asked, f"request {request.id} is already in the engine"
+        turn = self._script.turn(ids.sequence, ids.turns)
+        asked = _Asked(request.max_tokens, turn)
+        self._asked[request.id] = asked
+        # KV of other weights must not be found: each version has its own prefix cache.
+        salt = self._version
+        self._arriving.append(
+            Turn(
+                id=request.id,
+                prompt=(salt, ids.prompt),
+                prompt_tokens=ids.prompt_tokens,
+                sequence=(salt, ids.prompt, ids.sequence),
+                length=ids.length,
+                new_tokens=min(turn.n_tokens, request.max_tokens),
+            )
+        )
+        if not self._core.waiting:  # else it could not run before the stretch ends: others are waiting in front of it
+            self._interrupt()
+        try:
+            return await asked.future
+        except asyncio.CancelledError:
+            await self.abort(request.id)
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        asked = self._asked.pop(request_id, None)
+        if asked is None:
+            return
+        arriving = len(self._arriving)
+        self._arriving = [turn for turn in self._arriving if turn.id != request_id]
+        if len(self._arriving) == arriving:
+            self._leaving.append(request_id)
+            self._interrupt()
+        if not asked.future.done():
+            asked.future.set_result(self._result(asked, None))
+
+    async def pause(self) -> None:
+        self._paused = True
+        self._interrupt()
+
+    async def resume(self) -> None:
+        self._paused = False
+        self._interrupt()
+
+    async def update_weights(self, version: WeightsVersion, weights: Iterable[tuple[str, Any]]) -> None:
+        """Note the version; `weights` are not looked at."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._updates.append(done)
+        self._interrupt()
+        try:
+            await done
+            await self._clock.sleep(self._options.update_seconds)
+            self._version = version
+        finally:
+            self._updates.remove(done)
+            self._interrupt()
+
+    def usage(self) -> EngineUsage:
+        self._count_kv()
+        core = self._core
+        return EngineUsage(
+            running=len(core) + len(self._arriving),
+            kv_used_tokens=self._used_tokens,
+            generated_tokens=core.counts.generated_tokens,
+            busy_seconds=self._busy_seconds,
+            kv_token_seconds=self._kv_token_seconds,
+        )
+
+    def counts(self) -> BatchingCounts:
+        """What the scheduler has done so far (the live object)."""
+        return self._core.counts
+
+    async def close(self) -> None:
+        for request_id in list(self._asked):
+            await self.abort(request_id)
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        """Something changed: let the step under way be the last of its stretch; begin one if none is."""
+        if self._work is None:
+            self._begin()
+            return
+        cost = self._options.cost
+        steps = cost.steps_begun_by(self._work, seconds_since(self._clock, self._began_ns))
+        if steps < self._steps:
+            assert self._alarm is not None
+            self._alarm.cancel()
+            self._set_alarm(steps)
+
+    def _begin(self) -> None:
+        """Between steps: apply what has been asked for, and start the next stretch."""
+        for request_id in self._leaving:
+            self._core.abort(request_id)
+        for turn in self._arriving:
+            self._core.add(turn)
+        self._leaving, self._arriving = [], []
+        for update in self._updates:
+            if not update.done():
+                update.set_result(None)
+        self._count_kv()
+        if self._paused or self._updates:
+            return
+        self._work = self._core.begin()
+        if self._work is not None:
+            self._began_ns = self._clock.now_ns()
+            self._set_alarm(self._work.steps)
+
+    def _set_alarm(self, steps: int) -> None:
+        assert self._work is not None
+        self._steps = steps
+        end_ns = self._began_ns + round(self._options.cost.seconds(self._work, steps) * 1e9)
+        self._alarm = self._spawn(self._ring((end_ns - self._clock.now_ns()) / 1e9))
+
+    async def _ring(self, seconds: float) -> None:
+        await self._clock.sleep(max(0.0, seconds))
+        self._work = None
+        self._alarm = None
+        sampled = self._core.end(self._steps)
+        self._busy_seconds += seconds_since(self._clock, self._began_ns)
+        self._count_kv()
+        aborted = [done.id for done in sampled if done.id in self._leaving]
+        for done in sampled:
+            if done.id not in aborted:  # else it was answered then, and the id may have been asked for again
+                asked = self._asked.pop(done.id)
+                if not asked.future.done():
+                    asked.future.set_result(self._result(asked, asked.turn))
+        self._leaving = [id for id in self._leaving if id not in aborted]
+        self._begin()
+
+    def _count_kv(self) -> None:
+        """Book the KV held since it was last booked; between two looks it is taken to have grown evenly."""
+        now, used = self._clock.now_ns(), self._core.used_blocks * self._options.limits.block_tokens
+        self._kv_token_seconds += (self._used_tokens + used) / 2 * (now - self._changed_ns) / 1e9
+        self._changed_ns, self._used_tokens = now, used
+
+    def _result(self, asked: _Asked, turn: ScriptedTurn | None) -> SampleResult:
+        """The end of a request; `turn` is None for one that was aborted."""
+        finish = "stop"
+        if turn is None:
+            finish = "aborted"
+        elif turn.n_tokens > asked.max_tokens:
+            turn, finish = ScriptedTurn(asked.max_tokens), "length"  # cut before its calls or its answer were said
+        return SampleResult(ids=[], logprobs=[], finish=finish, version=self._version, turn=turn)

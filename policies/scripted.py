@@ -1,0 +1,57 @@
+"""What a simulated model says: turns known by their sizes, in place of text.
+
+Invariants:
+- only the simulated engine reads a script; actors and strategies learn a turn's length when it has been sampled;
+- two sequences share exactly the tokens of their prompt if they name the same prompt, and no others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class CountedTokens(NamedTuple):
+    """A token sequence of which only the size and the origin are known."""
+
+    prompt: str
+    """Names the prompt: sequences of one prompt begin with the same tokens."""
+    prompt_tokens: int
+    sequence: str
+    """Names what follows the prompt: the rollout."""
+    turns: int
+    """Model turns that it holds so far; the next one to sample has this index."""
+    length: int
+    """Tokens, prompt included."""
+
+    def grown(self, tokens: int, turns: int = 0) -> CountedTokens:
+        """The sequence with `tokens` more, which hold `turns` more model turns."""
+        return self._replace(length=self.length + tokens, turns=self.turns + turns)
+
+
+class ScriptedCall(NamedTuple):
+    """A tool call that a scripted turn makes."""
+
+    run_seconds: float
+    """Time that the interpreter takes."""
+    status: str
+    """A status of `env.tool_call.ToolResult`."""
+    response_tokens: int
+    """Tokens of the response that the model reads, delimiters included."""
+
+
+class ScriptedTurn(NamedTuple):
+    """One model turn, as a workload has it."""
+
+    n_tokens: int
+    """At least 1, the token that ends the turn included; the engine cuts it at the request's `max_tokens`."""
+    calls: tuple[ScriptedCall, ...] = ()
+    correct: bool = False
+    """Of a turn without calls: whether its answer is right."""
+
+
+class Script(Protocol):
+    """Where turns come from: a profile, or a stored archive."""
+
+    def turn(self, sequence: str, index: int) -> ScriptedTurn:
+        """Model turn `index` (from 0) of the rollout `sequence`; asking again gives the same turn."""
+        ...
