@@ -186,10 +186,18 @@ class _Play:
                 log.warning("rollout %s: %s; acquiring another lease", self._request.id, lost)
                 self._release()
                 continue
-            self._dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
+            self._take_in(sampled)
             self._known = self._dialogue.length
             return
         raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
+
+    def _take_in(self, sampled: TurnSampled) -> None:
+        dialogue = self._dialogue
+        if isinstance(dialogue, ScriptedDialogue):
+            assert sampled.turn is not None, "the engine of a simulation answers with scripted turns"
+            dialogue.said(sampled.turn, sampled.finish == "stop", sampled.version)
+        else:
+            dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
 
     async def _ask_generator(self, sample: Sample) -> TurnSampled:
         if self._granted is None:
@@ -205,12 +213,14 @@ class _Play:
 
     async def _ask_turn(self, sample: Sample) -> TurnSampled:
         assert self._granted is not None and self._granted.lease is not None
-        lease = self._granted.lease
+        lease, dialogue = self._granted.lease, self._dialogue
+        scripted = isinstance(dialogue, ScriptedDialogue)
         turn = SampleTurn(
             lease=lease,
             turn=sample.turn,
             known=self._known,
-            ids=self._dialogue.ids_from(self._known),
+            ids=b"" if scripted else dialogue.ids_from(self._known),
+            counted=dialogue.counted() if scripted else None,
             max_tokens=sample.max_tokens,
             temperature=self._request.temperature,
             stop_ids=self._actor.stop_ids(),

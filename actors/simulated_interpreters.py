@@ -1,7 +1,7 @@
 """An understudy of `env.interpreters.Interpreters`: what comes of a call, and when, is read from a workload.
 
-Invariants, as of the real one: each call gets exactly one result; no more than `workers` run at once, the others wait in
-the order in which they came; a call never takes longer than its own time limit.
+Invariants, as of the real one: each call gets exactly one result; no more than `workers` run at once, the others wait
+in the order in which they came; a call never takes longer than its own time limit.
 """
 
 from __future__ import annotations

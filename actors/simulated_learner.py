@@ -1,7 +1,7 @@
 """An understudy of the learner: it answers as the learner does and spends modelled time; nothing is learned.
 
-Invariants, as of the real one: a step id is trained on once, and a repeat gets the first one's answer; the version rises
-by one with each step, and stays where a step had nothing to learn from.
+Invariants, as of the real one: a step id is trained on once, and a repeat gets the first one's answer; the version
+rises by one with each step, and stays where a step had nothing to learn from.
 """
 
 from __future__ import annotations

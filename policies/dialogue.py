@@ -146,13 +146,12 @@ class Dialogue:
         else:
             self._append(Span(kind="tool", ids=response))
 
-    def ids_from(self, known: int) -> PackedIds:
+    def ids_from(self, known: int) -> bytes:
         """The history from token `known` on, packed."""
-        return tokens.after(tokens.joined([span.ids for span in self.spans]), known)
+        return tokens.concatenate(span.ids for span in self.spans)[4 * known :]
 
     def _read(self, ids: PackedIds) -> Turn:
         """What the model has said in its turn."""
-        assert isinstance(ids, bytes), "a dialogue of text reads ids"
         unpacked = tokens.unpack_ids(ids)
         text = self._last_turn = self._chat.decode(unpacked)
         return Turn(

@@ -3,7 +3,7 @@
 Lists of Python integers cost a hundred times as much to encode. The packed form is a plain `bytes`
 object, so records that hold it stay hashable, comparable and cheap to send.
 
-A simulator has no ids. There, `CountedTokens` stand in for packed and for unpacked ids alike.
+A simulator has no ids: there, `CountedTokens` stand in for packed ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import numpy as np
 from policies.scripted import CountedTokens
 
 type PackedIds = bytes | CountedTokens
-"""Ids as they are stored and sent."""
-type Ids = list[int] | CountedTokens
-"""Ids as an engine takes and gives them."""
+"""Ids as they are stored."""
 
 
 def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
@@ -25,14 +23,10 @@ def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def unpack_ids(packed: bytes) -> list[int]:
+def unpack_ids(packed: PackedIds) -> list[int]:
     """The inverse of `pack_ids`."""
+    assert isinstance(packed, bytes), f"{packed} are counted: nobody knows their ids"
     return np.frombuffer(packed, dtype="<i4").tolist()
-
-
-def from_engine(ids: Ids) -> PackedIds:
-    """Ids as they are sent, from an engine's."""
-    return ids if isinstance(ids, CountedTokens) else pack_ids(ids)
 
 
 def pack_floats(values: Sequence[float] | np.ndarray) -> bytes:
@@ -53,9 +47,9 @@ def count(packed: PackedIds) -> int:
     return len(packed) // 4
 
 
-def concatenate(parts: Iterable[bytes]) -> bytes:
+def concatenate(parts: Iterable[PackedIds]) -> bytes:
     """Packed sequences, one after another."""
-    return b"".join(parts)
+    return b"".join([part for part in parts if isinstance(part, bytes)])
 
 
 def joined(parts: Sequence[PackedIds]) -> PackedIds:
@@ -63,33 +57,4 @@ def joined(parts: Sequence[PackedIds]) -> PackedIds:
     if isinstance(parts[0], CountedTokens):
         assert isinstance(parts[-1], CountedTokens), "a sequence is counted as a whole or not at all"
         return parts[-1]._replace(skip=parts[0].skip)
-    return concatenate(part for part in parts if isinstance(part, bytes))
-
-
-def after(packed: PackedIds, position: int) -> PackedIds:
-    """What comes after the first `position` tokens."""
-    if isinstance(packed, CountedTokens):
-        return packed._replace(skip=packed.skip + position)
-    return packed[4 * position :]
-
-
-def continued(history: Ids, known: int, added: PackedIds) -> Ids:
-    """The first `known` tokens of a history, with what comes after them; as an engine takes ids."""
-    if isinstance(added, CountedTokens):
-        assert added.skip == known, f"{added} does not continue a history at token {known}"
-        return added._replace(skip=0)
-    assert isinstance(history, list), "a history is counted as a whole or not at all"
-    return history[:known] + unpack_ids(added)
-
-
-def extended(history: Ids, sampled: Ids) -> Ids:
-    """A history with what an engine sampled after it."""
-    if isinstance(sampled, CountedTokens):
-        return sampled._replace(skip=0)
-    assert isinstance(history, list), "a history is counted as a whole or not at all"
-    return history + sampled
-
-
-def length(ids: Ids) -> int:
-    """How many tokens an engine was given."""
-    return ids.length if isinstance(ids, CountedTokens) else len(ids)
+    return concatenate(parts)

@@ -24,13 +24,12 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from env.tool_call import ToolCall
-from policies import tokens
 from policies.dialogue import Dialogue, DialogueLimits, Turn
 from policies.options import Options
 from policies.scripted import CountedTokens, ScriptedCall, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall
-from policies.trajectory import CallRecord, Problem, Verdict
+from policies.trajectory import CallRecord, Problem, Verdict, WeightsVersion
 
 _NORMAL = NormalDist()
 
@@ -130,7 +129,11 @@ class Workload(Options):
     def rollout(self, sequence: str) -> Rollout:
         """What rollout `stage/step/problem/sample` would say. Raises `KeyError` for a stage without a workload."""
         stage, _, _ = sequence.partition("/")
-        return _rollout(self.stages[stage], self.seed, sequence)
+        return _rollout(self._texts[stage], self.seed, sequence)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {name: options.model_dump_json() for name, options in self.stages.items()}
 
     def turn(self, sequence: str, index: int) -> ScriptedTurn:
         """See `Script.turn`."""
@@ -147,10 +150,17 @@ def stream(seed: int, name: str) -> Random:
     return Random(int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little"))
 
 
+@lru_cache(maxsize=64)
+def _options(text: str) -> WorkloadOptions:
+    return WorkloadOptions.model_validate_json(text)
+
+
 @lru_cache(maxsize=1 << 17)
-def _rollout(options: WorkloadOptions, seed: int, sequence: str) -> Rollout:
+def _rollout(text: str, seed: int, sequence: str) -> Rollout:
+    """Kept for all actors of a simulation together: whoever computes it gets the same."""
+    options = _options(text)
     group, _, _ = sequence.rpartition("/")
-    problem = _problem(options, seed, group)
+    problem = _problem(text, seed, group)
     rng = stream(seed, f"script/{sequence}")
     mu, sigma = options.length
     spread = math.sqrt(options.alike) * problem.difficulty + math.sqrt(1 - options.alike) * rng.gauss(0.0, 1.0)
@@ -187,7 +197,8 @@ class _Problem(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 14)
-def _problem(options: WorkloadOptions, seed: int, group: str) -> _Problem:
+def _problem(text: str, seed: int, group: str) -> _Problem:
+    options = _options(text)
     rng = stream(seed, f"problem/{group}")
     difficulty = rng.gauss(0.0, 1.0)
     prompt = max(1, round(options.prompt_tokens * rng.uniform(0.5, 1.5)))
@@ -209,26 +220,35 @@ class ScriptedDialogue(Dialogue):
     """A dialogue that reads scripts instead of text; its rules are those of every dialogue."""
 
     def __init__(self, *, id: str, group: str, workload: Workload, problem: Problem, limits: DialogueLimits) -> None:
-        self._said = workload.rollout(id)
-        prompt = self._said.prompt_tokens
-        self._open(id, problem, limits, CountedTokens(group, prompt, id, turns=0, length=prompt))
+        prompt = workload.rollout(id).prompt_tokens
+        self._counted = CountedTokens(group, prompt, id, turns=0, length=prompt)
+        self._said = ScriptedTurn(0)
+        self._ended = False
+        self._open(id, problem, limits, self._counted)
+
+    def counted(self) -> CountedTokens:
+        """The whole history."""
+        return self._counted
+
+    def said(self, turn: ScriptedTurn, ended: bool, version: WeightsVersion) -> None:
+        """Take in a model turn; `ended` as the engine says, which may have cut it."""
+        self._said, self._ended = turn, ended
+        self.sampled(self._grow(turn.n_tokens, turns=1), b"", version)
+
+    def _grow(self, count: int, turns: int = 0) -> CountedTokens:
+        """Add tokens to the history; returns them alone."""
+        before, self._counted = self._counted.length, self._counted.grown(count, turns)
+        return self._counted._replace(skip=before)
 
     def _read(self, ids: PackedIds) -> Turn:
-        number = self.turns - 1
-        turn = self._said.turns[number]
         calls = [
-            RequestedCall(call=ToolCall(id=f"{self.id}/{number}/{index}", code="", limits=self._limits.call))
-            for index in range(len(turn.calls))
+            RequestedCall(call=ToolCall(id=f"{self.id}/{self.turns - 1}/{index}", code="", limits=self._limits.call))
+            for index in range(len(self._said.calls))
         ]
-        last = number == len(self._said.turns) - 1
-        return Turn(ended=tokens.count(ids) >= turn.n_tokens, calls=calls, answer_tags=int(last))
+        return Turn(ended=self._ended, calls=calls, answer_tags=int(self._ended and not calls))
 
     def _respond(self, records: Sequence[CallRecord]) -> PackedIds:
-        history = self.spans[-1].ids
-        assert isinstance(history, CountedTokens), "a scripted dialogue holds counted tokens"
-        response = sum(call.response_tokens for call in self._said.turns[self.turns - 1].calls)
-        return history._replace(skip=history.length).grown(response)
+        return self._grow(sum(call.response_tokens for call in self._said.calls))
 
     def _judge(self) -> Verdict:
-        correct = self._said.turns[-1].correct
-        return Verdict(correct=correct, reason="right" if correct else "wrong")
+        return Verdict(correct=self._said.correct, reason="right" if self._said.correct else "wrong")

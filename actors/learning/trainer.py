@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from actors.learning.model import score_row
 from actors.learning.optimiser import StageOptimiser, rate_share
+from policies import tokens
 from policies.batch import TrainingSequence
 from policies.objectives import (
     Diagnostics,
@@ -226,7 +227,7 @@ class Trainer:
     def _validate(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> None:
         vocabulary = self.model.config.get_text_config().vocab_size
         for index, sequence in enumerate(sequences):
-            ids = np.frombuffer(sequence.ids, dtype="<i4")
+            ids = np.frombuffer(tokens.concatenate([sequence.ids]), dtype="<i4")
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
                 raise ValueError(f"sequence {index} holds token ids outside the model's vocabulary of {vocabulary}")
             if kind == "reinforce" and sequence.learned_tokens and not sequence.logprobs:

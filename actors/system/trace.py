@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from actors.system.message import Message, encode
 
 Kind = Literal["ask", "tell", "answer", "failed", "lost", "late", "fault", "death", "start"]
-"""`ask` and `tell` arrive, `answer` and `failed` leave whoever was asked; `lost` and `late` are what an asker gets instead
-of an answer."""
+"""`ask` and `tell` arrive, `answer` and `failed` leave whoever was asked; `lost` and `late` are what an asker gets
+instead of an answer."""
 
 
 class Event(NamedTuple):
