@@ -74,6 +74,11 @@ class GeneratorActor(Actor):
             spawn=port.start_task,
         )
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, for those who watch a run on the virtual stage."""
+        return self._engine
+
     async def stop(self) -> None:
         await self._engine.close()
 

@@ -73,6 +73,18 @@ class WorkloadOptions(Options):
             )
         return self
 
+    @classmethod
+    def scaled(cls, longest: int, turns: int) -> WorkloadOptions:
+        """A workload in the paper's proportions for sequences of at most `longest` tokens."""
+        prompt = max(1, longest // 27)
+        return cls(
+            prompt_tokens=prompt,
+            longest=longest,
+            response_tokens=(longest - prompt) / 2,
+            turns=turns,
+            tool_tokens=max(1.0, longest / 70),
+        )
+
     @cached_property
     def length(self) -> tuple[float, float]:
         """Mean and standard deviation of the logarithm of response lengths, before they are cut off.
