@@ -51,7 +51,7 @@ class GeneratorActor(Actor):
     ) -> None:
         self._model, self._options, self._balancer, self._script = model, options, balancer, script
         self._histories: dict[str, list[int]] = {}
-        self._turns: dict[tuple[str, int], asyncio.Future[TurnSampled]] = {}
+        self._turns: dict[str, dict[int, asyncio.Future[TurnSampled]]] = {}
         self._turns_served = 0
         self._version = WeightsVersion(0, 0)
 
@@ -85,19 +85,19 @@ class GeneratorActor(Actor):
     @handles(SampleTurn)
     async def on_sample(self, request: SampleTurn) -> TurnSampled:
         rollout = request.lease.rollout
-        key = (rollout, request.turn)
-        if key in self._turns:  # asked again after a resend
-            return await asyncio.shield(self._turns[key])
+        turns = self._turns.setdefault(rollout, {})
+        if request.turn in turns:  # asked again after a resend
+            return await asyncio.shield(turns[request.turn])
         history = self._histories.get(rollout, [])
         stale = request.lease.incarnation != self.port.incarnation
         if stale or (request.known > len(history) and request.counted is None):
             return TurnSampled(finish="history_missing", version=self._version)
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
-        self._turns[key] = future
+        turns[request.turn] = future
         try:
             sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
         except BaseException as error:
-            self._turns.pop(key, None)
+            turns.pop(request.turn, None)
             future.set_exception(error)
             future.exception()  # whoever waited has it; nobody waiting is no fault
             raise
@@ -132,9 +132,8 @@ class GeneratorActor(Actor):
     @handles(ForgetRollout)
     async def on_forget(self, message: ForgetRollout) -> None:
         self._histories.pop(message.rollout, None)
-        for key in [key for key in self._turns if key[0] == message.rollout]:
-            del self._turns[key]
-            await self._engine.abort(f"{key[0]}#{key[1]}")
+        for turn in self._turns.pop(message.rollout, {}):
+            await self._engine.abort(f"{message.rollout}#{turn}")
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:

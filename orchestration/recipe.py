@@ -116,7 +116,7 @@ class SimulationSettings(Options):
     update_seconds: Annotated[float, Field(ge=0)] = 1.0
     """In which an engine takes new weights."""
     learner: LearnerCost = LearnerCost()
-    workloads: dict[str, ProfileName | WorkloadOptions] = {}
+    workloads: dict[str, ProfileName | WorkloadOptions] = Field(default_factory=dict)
     """By stage: the name of a profile, or a workload of one's own. Stages that are not named get one that is scaled to
     their limits (`WorkloadOptions.scaled`)."""
 

@@ -253,10 +253,11 @@ class ScriptedDialogue(Dialogue):
         return self._counted._replace(skip=before)
 
     def _read(self, ids: PackedIds) -> Turn:
-        calls = [
-            RequestedCall(call=ToolCall(id=f"{self.id}/{self.turns - 1}/{index}", code="", limits=self._limits.call))
-            for index in range(len(self._said.calls))
-        ]
+        calls = []
+        for index in range(len(self._said.calls)):
+            name = f"{self.id}/{self.turns - 1}/{index}"
+            call = ToolCall.model_construct(id=name, code="", limits=self._limits.call)
+            calls.append(RequestedCall.model_construct(call=call))
         return Turn(ended=self._ended, calls=calls, answer_tags=int(self._ended and not calls))
 
     def _respond(self, records: Sequence[CallRecord]) -> PackedIds:

@@ -12,12 +12,15 @@ import asyncio
 import itertools
 import random
 import traceback
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from actors.system.actor import ActorRef, BlobRef, DeadlineExceeded, seed_for
 from actors.system.clock import Clock
 from actors.system.message import Message, Request
+from actors.system.virtual_loop import NS, VirtualLoop
 
 if TYPE_CHECKING:
     from actors.system.virtual_stage import Member, VirtualStage
@@ -62,14 +65,11 @@ class VirtualPort:
         """See `Port.ask`."""
         answer: asyncio.Future[R] = self._loop.create_future()
         target = self._stage.send(self._member, to.name, request, answer)
-        timer = None
         if deadline_s is not None:
-            timer = self._loop.call_later(deadline_s, self._expire, answer, to.name, request.tag, deadline_s)
+            self._stage.deadlines.add(deadline_s, answer, self.name, to.name, request.tag)
         try:
             return await answer
         finally:
-            if timer is not None:
-                timer.cancel()
             if target is not None:
                 target.asks.pop(answer, None)
 
@@ -101,7 +101,31 @@ class VirtualPort:
             text = "".join(traceback.format_exception(error))
             self._stage.crash(self._member, f"a task of it failed\n{text}")
 
-    def _expire(self, answer: asyncio.Future[Any], name: str, tag: str, deadline_s: float) -> None:
-        if not answer.done():
-            self._stage.note("late", name, self.name, tag)
-            answer.set_exception(DeadlineExceeded(f"{name} has not answered {tag!r} within {deadline_s:g} s"))
+
+class Deadlines:
+    """When asks are given up. Those of one deadline end in the order in which they began, so each has a queue."""
+
+    def __init__(self, loop: VirtualLoop, note: Callable[..., None]) -> None:
+        self._loop, self._note = loop, note
+        self._queues: dict[float, deque[tuple[int, asyncio.Future[Any], str, str, str]]] = {}
+
+    def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
+        """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`."""
+        queue = self._queues.get(deadline_s)
+        if queue is None:
+            queue = self._queues[deadline_s] = deque()
+        while queue and queue[0][1].done():
+            queue.popleft()
+        queue.append((self._loop.now_ns() + round(deadline_s * NS), answer, source, target, tag))
+        if len(queue) == 1:
+            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+
+    def _ring(self, deadline_s: float, queue: deque[tuple[int, asyncio.Future[Any], str, str, str]]) -> None:
+        while queue and (queue[0][0] <= self._loop.now_ns() or queue[0][1].done()):
+            _, answer, source, target, tag = queue.popleft()
+            if not answer.done():
+                self._note("late", target, source, tag)
+                text = f"{target} has not answered {tag!r} within {deadline_s:g} s"
+                answer.set_exception(DeadlineExceeded(text))
+        if queue:
+            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())

@@ -30,7 +30,7 @@ from actors.system.stage import ActorStartFailed, Death, Part
 from actors.system.trace import Kind, Trace
 from actors.system.virtual_faults import Weather
 from actors.system.virtual_loop import NS, OWNER, VirtualLoop
-from actors.system.virtual_port import VirtualBlobs, VirtualPort
+from actors.system.virtual_port import Deadlines, VirtualBlobs, VirtualPort
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,8 @@ class VirtualStage:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop), "open a virtual stage inside run_virtual()"
         self.loop = loop
+        loop.set_line(self._latency)
+        self.deadlines = Deadlines(loop, self.note)
         jitter = Random(seed_for(self._seed, "network")) if self.network.jitter_s else None
         self._weather = Weather(self._plan, self.network.resend_s, self.network.jitter_s, jitter)
         driver = Member(Part(name=_DRIVER, actor=Actor), 0, 0)
@@ -289,9 +291,7 @@ class VirtualStage:
             target.asks[answer] = message.tag
         now = self.loop.now_ns()
         if self._weather.calm:
-            self.loop.call_at_ns(
-                now + self._latency, self._arrive, source, target, message, answer, context=target.context
-            )
+            self.loop.put_on_line(self._arrive, source, target, message, answer, context=target.context)
             return target
         travel = self._weather.travel(now, source.name, to, type(message).lane)
         if travel.fault:
@@ -334,14 +334,17 @@ class VirtualStage:
             reply = HandlerFailed(f"{target.name}: failed on {message.tag!r}\n{text}")
         if answer is None or target.state == "gone":
             return
-        now = self.loop.now_ns()
         if isinstance(reply, HandlerFailed):
             self.note("failed", target.name, source.name, message.tag)
         else:
             reply = _DONE if reply is None else reply
             self.note("answer", target.name, source.name, reply.tag, reply, message)
-        delay = self._latency if self._weather.calm else self._latency + self._weather.frozen_ns(now, source.name)
-        self.loop.call_at_ns(now + delay, _settle, answer, reply, context=source.context)
+        if self._weather.calm:
+            self.loop.put_on_line(_settle, answer, reply, context=source.context)
+        else:
+            now = self.loop.now_ns()
+            arrival = now + self._latency + self._weather.frozen_ns(now, source.name)
+            self.loop.call_at_ns(arrival, _settle, answer, reply, context=source.context)
 
     def _lose(self, answer: asyncio.Future[Any], name: str, tag: str, reason: str) -> None:
         if not answer.done():
