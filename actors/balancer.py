@@ -3,7 +3,8 @@
 Invariants:
 - no handler waits for capacity: a wish is noted, and its asker is answered when the strategy grants it;
 - while the gate is closed nothing is granted; closing is answered when every lease has come back;
-- a lease is released exactly once, by its rollout, or with its generator.
+- a lease is released exactly once, by its rollout, or with its generator;
+- whoever waits at a turn barrier is answered when the strategy says so, or when the lease ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from actors.messages import (
     AcquireLease,
     BalancerStatus,
+    BeginTurn,
     CloseGate,
     DescribeBalancer,
     JoinGenerator,
@@ -21,21 +23,25 @@ from actors.messages import (
     LeaveGenerator,
     OpenGate,
     ReleaseLease,
+    TurnEnded,
 )
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
-from policies.balancing import BalancerOptions, Lease, Unplaceable, make_strategy
+from policies.balancing import BalancerOptions, Lease, Unplaceable
+from policies.balancing_strategies import make_strategy
 
 log = logging.getLogger(__name__)
 
 
 class BalancerActor(Actor):
-    """Drives one strategy of `policies.balancing`."""
+    """Drives one strategy of `policies.balancing_strategies`."""
 
     def __init__(self, *, options: BalancerOptions) -> None:
         self._options = options
         self._asked: dict[str, asyncio.Future[LeaseGranted]] = {}
         self._leases: dict[str, Lease] = {}
+        self._at_barrier: dict[str, asyncio.Future[Done]] = {}
+        self._turns_begun: dict[str, int] = {}
         self._open = True
         self._drained = asyncio.Event()
         self._drained.set()
@@ -50,13 +56,13 @@ class BalancerActor(Actor):
         if known.get(request.capacity.generator) != request.capacity:  # not asked again after a resend
             self._end_leases(self._strategy.generator_left(request.capacity.generator))
             self._strategy.generator_joined(request.capacity)
-            self._grant()
+            self._go_on()
         return Done()
 
     @handles(LeaveGenerator)
     async def on_leave(self, request: LeaveGenerator) -> Done:
         self._end_leases(self._strategy.generator_left(request.generator))
-        self._grant()
+        self._go_on()
         return Done()
 
     @handles(AcquireLease)
@@ -70,7 +76,7 @@ class BalancerActor(Actor):
             except Unplaceable as refusal:
                 return LeaseGranted(lease=None, refusal=str(refusal))
             self._asked[rollout] = asyncio.get_running_loop().create_future()
-            self._grant()
+            self._go_on()
             granted = self._asked.get(rollout)
             if granted is None:
                 return LeaseGranted(lease=self._leases[rollout])
@@ -83,9 +89,29 @@ class BalancerActor(Actor):
         waiting = self._asked.pop(message.rollout, None)
         if waiting is not None:
             waiting.cancel()
-        self._strategy.release(message.rollout)
+        self._strategy.release(message.rollout, message.tokens)
         self._end_leases((message.rollout,))
-        self._grant()
+        self._go_on()
+
+    @handles(TurnEnded)
+    async def on_turn_ended(self, message: TurnEnded) -> None:
+        self._strategy.progressed(message.rollout, message.tokens)
+        self._go_on()
+
+    @handles(BeginTurn)
+    async def on_begin_turn(self, request: BeginTurn) -> Done:
+        rollout = request.rollout
+        if rollout not in self._leases or self._turns_begun.get(rollout, 0) >= request.turn:
+            return Done()  # its generator is gone and will not answer it; or asked again after a resend
+        if rollout not in self._at_barrier:
+            self._at_barrier[rollout] = asyncio.get_running_loop().create_future()
+            self._strategy.turn_wish(rollout)
+        waiting = self._at_barrier[rollout]
+        self._go_on()
+        await asyncio.shield(waiting)
+        if rollout in self._leases:
+            self._turns_begun[rollout] = request.turn
+        return Done()
 
     @handles(CloseGate)
     async def on_close(self, _: CloseGate) -> Done:
@@ -97,7 +123,7 @@ class BalancerActor(Actor):
     async def on_open(self, request: OpenGate) -> Done:
         log.info("gate open at weights %s", request.version)
         self._open = True
-        self._grant()
+        self._go_on()
         return Done()
 
     @handles(DescribeBalancer)
@@ -110,7 +136,10 @@ class BalancerActor(Actor):
             peak_leases=self._peak,
         )
 
-    def _grant(self) -> None:
+    def _go_on(self) -> None:
+        """After anything that happened: give the leases and turns that can be given now."""
+        for rollout in self._strategy.turns():
+            self._at_barrier.pop(rollout).set_result(Done())
         if not self._open:
             return
         for lease in self._strategy.grants():
@@ -123,5 +152,9 @@ class BalancerActor(Actor):
     def _end_leases(self, rollouts: tuple[str, ...]) -> None:
         for rollout in rollouts:
             self._leases.pop(rollout, None)
+            self._turns_begun.pop(rollout, None)
+            waiting = self._at_barrier.pop(rollout, None)
+            if waiting is not None:
+                waiting.set_result(Done())
         if not self._leases:
             self._drained.set()

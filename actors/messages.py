@@ -131,6 +131,24 @@ class AcquireLease(Request[LeaseGranted], tag="balancer.acquire"):
 class ReleaseLease(Message, tag="balancer.release"):
     lane: ClassVar[Literal["work", "control"]] = "control"
     rollout: str
+    tokens: int | None = None
+    """The length that the rollout came to; None if it did not come to its end."""
+
+
+class TurnEnded(Message, tag="balancer.turn_ended"):
+    """How long a rollout is after a model turn; said if its lease has `wants_progress`."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    rollout: str
+    tokens: int
+
+
+class BeginTurn(Request[Done], tag="balancer.begin_turn"):
+    """Answered when the turn may begin; asked before each turn after the first if the lease has a `turn_barrier`."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    rollout: str
+    turn: int
 
 
 class JoinGenerator(Request[Done], tag="balancer.join"):

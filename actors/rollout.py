@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.messages import (
     AcquireLease,
+    BeginTurn,
     CallFinished,
     ForgetRollout,
     LeaseGranted,
@@ -25,13 +26,14 @@ from actors.messages import (
     RunRollout,
     SampleTurn,
     StoreTrajectory,
+    TurnEnded,
     TurnSampled,
 )
 from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
-from policies.balancing import Wish
+from policies.balancing import Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample
 from policies.dispatch import LeastOutstanding
 from policies.trajectory import Trajectory
@@ -117,11 +119,24 @@ class RolloutActor(Actor):
             raise RefusedRollout(granted.refusal)
         return granted
 
-    def give_back(self, granted: LeaseGranted) -> None:
-        """Release a lease: the generator first drops what it holds, then the balancer may promise it again."""
+    def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
+        """Release a lease: the generator first drops what it holds, then the balancer may promise it again.
+
+        `tokens` is the length that the rollout came to, None if it did not come to its end.
+        """
         assert granted.lease is not None
         self.port.tell(ActorRef(granted.lease.generator), ForgetRollout(rollout=granted.lease.rollout))
-        self.port.tell(self._balancer, ReleaseLease(rollout=granted.lease.rollout))
+        self.port.tell(self._balancer, ReleaseLease(rollout=granted.lease.rollout, tokens=tokens))
+
+    async def may_begin(self, lease: Lease, turn: int) -> None:
+        """Wait at the turn barrier, if the lease has one."""
+        if lease.turn_barrier:
+            await self.port.ask(self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
+
+    def say_progress(self, lease: Lease, tokens: int) -> None:
+        """Tell the balancer how long the sequence is, if it makes use of that."""
+        if lease.wants_progress:
+            self.port.tell(self._balancer, TurnEnded(rollout=lease.rollout, tokens=tokens))
 
     async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
         """Run one call; one whose environment died is tried on another."""
@@ -164,6 +179,7 @@ class _Play:
         self._known = 0
         self._waited_seconds = 0.0
         self._queued = False
+        self._final_tokens: int | None = None
 
     async def to_the_end(self) -> Trajectory:
         try:
@@ -174,6 +190,8 @@ class _Play:
                     case Execute(calls):
                         self._dialogue.executed(await _in_order([self._run(call) for call in calls]))
                     case Finished() as finished:
+                        if finished.finish != "sandbox_failure":
+                            self._final_tokens = self._dialogue.length
                         return self._trajectory(finished)
         finally:
             self._release()
@@ -188,6 +206,7 @@ class _Play:
                 continue
             self._take_in(sampled)
             self._known = self._dialogue.length
+            self._actor.say_progress(self._lease(), self._dialogue.length)
             return
         raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
 
@@ -202,18 +221,18 @@ class _Play:
     async def _ask_generator(self, sample: Sample) -> TurnSampled:
         if self._granted is None:
             await self._acquire()
+        else:
+            await self._actor.may_begin(self._lease(), sample.turn)
         sampled = await self._ask_turn(sample)
         if sampled.finish == "history_missing":
             self._known = 0
             sampled = await self._ask_turn(sample)
         if sampled.finish in ("history_missing", "aborted"):
-            assert self._granted is not None and self._granted.lease is not None
-            raise ActorLost(f"{self._granted.lease.generator} has lost the rollout ({sampled.finish})")
+            raise ActorLost(f"{self._lease().generator} has lost the rollout ({sampled.finish})")
         return sampled
 
     async def _ask_turn(self, sample: Sample) -> TurnSampled:
-        assert self._granted is not None and self._granted.lease is not None
-        lease, dialogue = self._granted.lease, self._dialogue
+        lease, dialogue = self._lease(), self._dialogue
         scripted = isinstance(dialogue, ScriptedDialogue)
         turn = SampleTurn(
             lease=lease,
@@ -236,6 +255,7 @@ class _Play:
                 rollout=f"{self._request.id}@{self._actor.port.fresh_id()}",
                 prompt_tokens=self._dialogue.length,
                 max_tokens=self._request.limits.max_tokens,
+                group=self._request.group,
             )
         )
         self._known = 0
@@ -244,14 +264,17 @@ class _Play:
 
     def _release(self) -> None:
         if self._granted is not None:
-            self._actor.give_back(self._granted)
+            self._actor.give_back(self._granted, self._final_tokens)
             self._granted = None
+
+    def _lease(self) -> Lease:
+        assert self._granted is not None and self._granted.lease is not None
+        return self._granted.lease
 
     async def _run(self, call: ToolCall) -> ToolResult:
         return await self._actor.run_call(call, self._request.id)
 
     def _trajectory(self, finished: Finished) -> Trajectory:
-        assert self._granted is not None and self._granted.lease is not None
         dialogue, request = self._dialogue, self._request
         return Trajectory(
             id=request.id,
@@ -267,7 +290,7 @@ class _Play:
             finish=finished.finish,
             verdict=finished.verdict,
             reward=float(finished.verdict.correct),
-            generator=self._granted.lease.generator,
+            generator=self._lease().generator,
             waited_seconds=self._waited_seconds,
             queued=self._queued,
         )

@@ -54,6 +54,8 @@ class ContinuousBatching:
 
     def __init__(self, limits: BatchingLimits) -> None:
         self.limits, self.counts = limits, BatchingCounts()
+        self.peak_blocks = 0
+        """Blocks held in the last step that ended, before those that finished with it gave theirs back."""
         self._block = limits.block_tokens
         self._pool = BlockPool(limits.kv_blocks, prefix_caching=limits.prefix_caching)
         self._sequences: dict[str, _Sequence] = {}
@@ -143,6 +145,7 @@ class ContinuousBatching:
         if not self._scheduled:
             self._pool.take(self._blocks_in(steps))
         self._scheduled = False
+        self.peak_blocks = self.used_blocks
         self._clock += steps
         self.counts.generated_tokens += steps * work.decoding
         finished = []

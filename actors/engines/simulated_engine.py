@@ -157,7 +157,7 @@ class SimulatedEngine:
             self._interrupt()
 
     def usage(self) -> EngineUsage:
-        self._count_kv()
+        self._count_kv(self._used_tokens)
         core = self._core
         return EngineUsage(
             running=len(core) + len(self._arriving),
@@ -201,10 +201,10 @@ class SimulatedEngine:
         for update in self._updates:
             if not update.done():
                 update.set_result(None)
-        self._count_kv()
-        if self._paused or self._updates:
-            return
-        self._work = self._core.begin()
+        if not self._paused and not self._updates:
+            self._work = self._core.begin()
+        self._count_kv(self._used_tokens)
+        self._used_tokens = self._tokens_in(self._core.used_blocks)
         if self._work is not None:
             self._began_ns = self._clock.now_ns()
             self._set_alarm(self._work.steps)
@@ -221,7 +221,7 @@ class SimulatedEngine:
         self._alarm = None
         sampled = self._core.end(self._steps)
         self._busy_seconds += seconds_since(self._clock, self._began_ns)
-        self._count_kv()
+        self._count_kv(self._tokens_in(self._core.peak_blocks))
         aborted = [done.id for done in sampled if done.id in self._leaving]
         for done in sampled:
             if done.id not in aborted:  # else it was answered then, and the id may have been asked for again
@@ -231,11 +231,14 @@ class SimulatedEngine:
         self._leaving = [id for id in self._leaving if id not in aborted]
         self._begin()
 
-    def _count_kv(self) -> None:
-        """Book the KV held since it was last booked; between two looks it is taken to have grown evenly."""
-        now, used = self._clock.now_ns(), self._core.used_blocks * self._options.limits.block_tokens
-        self._kv_token_seconds += (self._used_tokens + used) / 2 * (now - self._changed_ns) / 1e9
-        self._changed_ns, self._used_tokens = now, used
+    def _count_kv(self, used_now: int) -> None:
+        """Book the KV held since it was last booked: `used_now` at the end, and an even growth until then."""
+        now = self._clock.now_ns()
+        self._kv_token_seconds += (self._used_tokens + used_now) / 2 * (now - self._changed_ns) / 1e9
+        self._changed_ns, self._used_tokens = now, used_now
+
+    def _tokens_in(self, blocks: int) -> int:
+        return blocks * self._options.limits.block_tokens
 
     def _result(self, asked: _Asked, turn: ScriptedTurn | None) -> SampleResult:
         """The end of a request; `turn` is None for one that was aborted."""

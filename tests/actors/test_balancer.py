@@ -5,12 +5,14 @@ import asyncio
 from actors.balancer import BalancerActor
 from actors.messages import (
     AcquireLease,
+    BeginTurn,
     CloseGate,
     DescribeBalancer,
     JoinGenerator,
     LeaveGenerator,
     OpenGate,
     ReleaseLease,
+    TurnEnded,
 )
 from actors.system.actor import ActorRef
 from policies.balancing import BalancerOptions, Capacity, Wish
@@ -100,3 +102,56 @@ async def test_a_rollout_that_gives_up_waiting_leaves_no_wish_behind() -> None:
         stage.port.tell(BALANCER, ReleaseLease(rollout="a"))
         granted = await asyncio.wait_for(stage.port.ask(BALANCER, acquire("c", 128)), 2)
         assert granted.lease.rollout == "c"
+
+
+def barrier_options() -> BalancerOptions:
+    return BalancerOptions(strategy="static", batch=2)
+
+
+async def test_turns_begin_together_at_a_barrier_and_once() -> None:
+    async with InProcessStage() as stage:
+        await stage.host("balancer", BalancerActor(options=barrier_options()))
+        await stage.port.ask(BALANCER, JoinGenerator(capacity=capacity()))
+        for name in ("a", "b"):
+            assert (await stage.port.ask(BALANCER, acquire(name))).lease.turn_barrier
+        first = asyncio.ensure_future(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=1)))
+        again = asyncio.ensure_future(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=1)))
+        await asyncio.sleep(0.01)
+        assert not first.done() and not again.done()
+        await asyncio.wait_for(stage.port.ask(BALANCER, BeginTurn(rollout="b", turn=1)), 2)
+        await asyncio.wait_for(asyncio.gather(first, again), 2)
+        await asyncio.wait_for(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=1)), 2)
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=2)))
+        await asyncio.sleep(0.01)
+        assert not waiting.done(), "b has not arrived"
+        stage.port.tell(BALANCER, ReleaseLease(rollout="b", tokens=50))
+        await asyncio.wait_for(waiting, 2)
+
+
+async def test_nobody_waits_at_the_barrier_of_a_dead_generator() -> None:
+    async with InProcessStage() as stage:
+        await stage.host("balancer", BalancerActor(options=barrier_options()))
+        await stage.port.ask(BALANCER, JoinGenerator(capacity=capacity()))
+        for name in ("a", "b"):
+            await stage.port.ask(BALANCER, acquire(name))
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=1)))
+        await asyncio.sleep(0.01)
+        await stage.port.ask(BALANCER, LeaveGenerator(generator="g"))
+        await asyncio.wait_for(waiting, 2)
+        await asyncio.wait_for(stage.port.ask(BALANCER, BeginTurn(rollout="a", turn=2)), 2)
+
+
+async def test_what_rollouts_say_of_their_lengths_lets_more_of_them_in() -> None:
+    async with InProcessStage() as stage:
+        await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="predictive")))
+        roomy = Capacity(generator="g", incarnation=0, kv_tokens=8192, block_tokens=32, max_sequence_tokens=1024)
+        await stage.port.ask(BALANCER, JoinGenerator(capacity=roomy))
+        for index in range(200):
+            lease = (await stage.port.ask(BALANCER, acquire(f"seen-{index}", 1024))).lease
+            assert lease.wants_progress
+            stage.port.tell(BALANCER, TurnEnded(rollout=f"seen-{index}", tokens=60))
+            stage.port.tell(BALANCER, ReleaseLease(rollout=f"seen-{index}", tokens=64))
+        waiting = [asyncio.ensure_future(stage.port.ask(BALANCER, acquire(f"w{index}", 1024))) for index in range(100)]
+        await asyncio.sleep(0.1)
+        granted = sum(answer.done() for answer in waiting)
+        assert 20 < granted <= 100, "worst_case would grant 8"

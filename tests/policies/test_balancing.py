@@ -1,11 +1,9 @@
-"""Strategies never promise what a generator does not have, and lose no wish."""
+"""What each strategy does, by example."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from policies.balancing import BalancerOptions, Capacity, Lease, Unplaceable, Wish, WorstCase, make_strategy
+from policies.balancing import BalancerOptions, Capacity, Strategy, StrategyName, Unplaceable, Wish
+from policies.balancing_strategies import WorstCase, make_strategy
 
 
 def capacity(name: str, tokens: int = 1024, incarnation: int = 0) -> Capacity:
@@ -87,84 +85,85 @@ def test_wishes_wait_for_the_first_generator() -> None:
     assert [(lease.rollout, lease.epoch) for lease in balancing.grants()] == [("early", 4)]
 
 
-class BalancerBooks(RuleBasedStateMachine):
-    """Any order of joins, wishes, releases and deaths keeps the books straight."""
-
-    rollouts = Bundle("rollouts")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.balancing = WorstCase(BalancerOptions())
-        self.leases: dict[str, Lease] = {}
-        self.waiting: set[str] = set()
-        self.incarnations = {"g0": 0, "g1": 0, "g2": 0}
-        self.alive: set[str] = set()
-        self.count = 0
-
-    def take_grants(self) -> None:
-        for lease in self.balancing.grants():
-            assert lease.rollout in self.waiting, "granted twice, or never asked for"
-            assert lease.generator in self.alive
-            assert lease.incarnation == self.incarnations[lease.generator]
-            self.waiting.remove(lease.rollout)
-            self.leases[lease.rollout] = lease
-
-    @rule(name=st.sampled_from(["g0", "g1", "g2"]), tokens=st.sampled_from([512, 640, 1024]))
-    def join(self, name: str, tokens: int) -> None:
-        self.incarnations[name] += 1
-        self.leases = {rollout: lease for rollout, lease in self.leases.items() if lease.generator != name}
-        self.alive.add(name)
-        self.balancing.generator_joined(capacity(name, tokens, self.incarnations[name]))
-        self.take_grants()
-
-    @rule(name=st.sampled_from(["g0", "g1", "g2"]))
-    def leave(self, name: str) -> None:
-        ended = set(self.balancing.generator_left(name))
-        assert ended == {rollout for rollout, lease in self.leases.items() if lease.generator == name}
-        self.leases = {rollout: lease for rollout, lease in self.leases.items() if rollout not in ended}
-        self.alive.discard(name)
-        self.take_grants()
-
-    @rule(target=rollouts, tokens=st.integers(1, 512))
-    def ask(self, tokens: int) -> str:
-        self.count += 1
-        name = f"r{self.count}"
-        self.balancing.wish(wish(name, tokens))
-        self.waiting.add(name)
-        self.take_grants()
-        return name
-
-    @rule(name=rollouts)
-    def ask_again(self, name: str) -> None:
-        if name in self.leases or name in self.waiting:
-            self.balancing.wish(wish(name, 32))
-            self.take_grants()
-
-    @rule(name=consumes(rollouts))
-    def give_back(self, name: str) -> None:
-        self.balancing.withdraw(name)
-        self.balancing.release(name)
-        self.waiting.discard(name)
-        self.leases.pop(name, None)
-        self.take_grants()
-
-    @invariant()
-    def promises_equal_leases_and_fit(self) -> None:
-        for load in self.balancing.loads():
-            held = [lease for lease in self.leases.values() if lease.generator == load.capacity.generator]
-            assert load.promised == sum(lease.reserve for lease in held) <= load.capacity.kv_tokens
-            assert load.sessions == len(held)
-
-    @invariant()
-    def nobody_waits_beside_an_idle_generator(self) -> None:
-        if self.waiting and self.alive:
-            assert all(load.sessions for load in self.balancing.loads()), "an idle generator, and somebody waits"
-
-
-TestBalancerBooks = BalancerBooks.TestCase
-TestBalancerBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
 def test_refusal_is_typed() -> None:
     with pytest.raises(Unplaceable):
         strategy(capacity("g", 64)).wish(wish("r", 65))
+
+
+def named(name: StrategyName, *capacities: Capacity, **options: float) -> Strategy:
+    made = make_strategy(BalancerOptions.model_validate({"strategy": name, **options}))
+    for each in capacities:
+        made.generator_joined(each)
+    return made
+
+
+def test_oversubscribed_promises_capacity_over_its_coefficient() -> None:
+    balancing = named("oversubscribed", capacity("g", 1024), coefficient=0.5)
+    for index in range(20):
+        balancing.wish(wish(f"r{index}", 128))
+    assert sum(lease.reserve for lease in balancing.grants()) == 2048
+
+
+def test_oversubscribed_still_refuses_what_the_engine_cannot_hold() -> None:
+    with pytest.raises(Unplaceable, match="largest generator can promise 256"):
+        named("oversubscribed", capacity("g", 256), coefficient=0.5).wish(wish("r", 300))
+
+
+def test_round_robin_takes_turns_whatever_ends() -> None:
+    balancing = named("round_robin", capacity("g0"), capacity("g1"), capacity("g2"))
+    placed = []
+    for index in range(6):
+        balancing.wish(wish(f"r{index}"))
+        placed += [lease.generator for lease in balancing.grants()]
+        balancing.release(f"r{index}")
+    assert placed == ["g0", "g1", "g2"] * 2
+
+
+def test_least_sessions_counts_rollouts_that_are_in_tool_calls() -> None:
+    balancing = named("least_sessions", capacity("g0"), capacity("g1"))
+    for name in "abcd":
+        balancing.wish(wish(name))
+    held = {lease.rollout: lease.generator for lease in balancing.grants()}
+    for name in [name for name, generator in held.items() if generator == "g0"]:
+        balancing.release(name)
+    for name in "ef":
+        balancing.wish(wish(name))
+    assert [lease.generator for lease in balancing.grants()] == ["g0", "g0"]
+
+
+def test_a_static_batch_is_not_refilled_before_all_of_it_is_done() -> None:
+    balancing = named("static_async", capacity("g0"), capacity("g1"), batch=2)
+    for index in range(6):
+        balancing.wish(wish(f"r{index}"))
+    placed = {lease.rollout: lease.generator for lease in balancing.grants()}
+    assert sorted(placed.values()) == ["g0", "g0", "g1", "g1"]
+    first, second = [name for name, generator in placed.items() if generator == "g0"]
+    balancing.release(first)
+    assert balancing.grants() == ()
+    balancing.release(second)
+    assert [lease.generator for lease in balancing.grants()] == ["g0", "g0"]
+
+
+def test_at_a_turn_barrier_short_turns_wait_for_the_longest() -> None:
+    balancing = named("static", capacity("g0"), capacity("g1"), batch=3)
+    for index in range(6):
+        balancing.wish(wish(f"r{index}"))
+    leases = balancing.grants()
+    assert all(lease.turn_barrier for lease in leases)
+    one, two, three = [lease.rollout for lease in leases if lease.generator == "g0"]
+    balancing.turn_wish(one)
+    balancing.turn_wish(two)
+    balancing.turn_wish("unknown")
+    assert balancing.turns() == ()
+    balancing.turn_wish(three)
+    assert balancing.turns() == (one, two, three) and balancing.turns() == ()
+    balancing.turn_wish(one)
+    balancing.release(three)
+    assert balancing.turns() == ()
+    balancing.release(two)
+    assert balancing.turns() == (one,), "nobody is left to wait for"
+
+
+def test_an_unknown_strategy_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="predictive"):
+        BalancerOptions.model_validate({"strategy": "clairvoyant"})

@@ -1,0 +1,130 @@
+"""The strategies that need no prediction, and `make_strategy`.
+
+Invariants, beside those of `policies.balancing`:
+- `worst_case` and `oversubscribed` never promise more than their budget;
+- all of these serve first come, first served; ties go to the generator chosen least recently, so that a burst spreads
+  instead of herding.
+"""
+
+from __future__ import annotations
+
+from policies.balancing import BalancerOptions, Capacity, Lease, Strategy, Wish, reserve_for
+from policies.lease_books import GeneratorBooks, LeaseBooks
+from policies.predictive_balancing import Predictive
+
+
+class WorstCase(LeaseBooks):
+    """Reserves the most that each rollout could need (the paper's K per GPU).
+
+    Nothing is ever preempted, at the price of KV that stays idle.
+    """
+
+    def reserve_of(self, wish: Wish, capacity: Capacity) -> int:
+        return reserve_for(wish.max_tokens, capacity)
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        fitting = [books for books in self.holders(wish) if self.reserve_of(wish, books.capacity) <= books.free]
+        return max(fitting, key=lambda books: (books.free, -books.chosen, books.name), default=None)
+
+    def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
+        lease = super().grant(wish, books)
+        assert books.free >= 0, f"{books.name} has promised more KV than it may"
+        return lease
+
+
+class Oversubscribed(WorstCase):
+    """Promises capacity / `coefficient`: as `worst_case`, on the bet that few rollouts become as long as they may.
+
+    Seen in the history of a public fork of verl (J-shang/verl, commit 1bdde559), the paper's scheduler before release.
+    """
+
+    def budget_of(self, capacity: Capacity) -> int:
+        return int(super().budget_of(capacity) / self.options.coefficient)
+
+
+class RoundRobin(LeaseBooks):
+    """Starts every rollout at once, on the generator whose turn it is. The engine preempts what does not fit."""
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        return min(self.holders(wish), key=lambda books: (books.chosen, books.name), default=None)
+
+
+class LeastSessions(LeaseBooks):
+    """Starts every rollout at once, on the generator with the fewest rollouts, those in tool calls included."""
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        return min(self.holders(wish), key=lambda books: (len(books.leases), books.chosen, books.name), default=None)
+
+
+class StaticAsync(LeaseBooks):
+    """Static batching: a generator takes `batch` rollouts, and the next ones when all of these are done."""
+
+    def __init__(self, options: BalancerOptions, epoch: int = 0) -> None:
+        super().__init__(options, epoch)
+        self._taken: dict[str, int] = {}
+        """Rollouts of each generator's batch so far."""
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        for name, books in self._books.items():
+            if not books.leases:
+                self._taken[name] = 0
+        open_batches = [books for books in self.holders(wish) if self._taken[books.name] < self.options.batch]
+        return min(open_batches, key=lambda books: (self._taken[books.name], books.chosen, books.name), default=None)
+
+    def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
+        self._taken[books.name] += 1
+        return super().grant(wish, books)
+
+
+class Static(StaticAsync):
+    """Static batching with a barrier at each turn: the paper's baseline (section 3.2).
+
+    A generator's rollouts begin their next turn together, when all of them have their tool results: short turns wait
+    for the longest one. The first turn begins at once.
+    """
+
+    turn_barrier = True
+
+    def __init__(self, options: BalancerOptions, epoch: int = 0) -> None:
+        super().__init__(options, epoch)
+        self._ready: dict[str, dict[str, None]] = {}
+        """Rollouts at the barrier, by generator, in order of arrival."""
+
+    def generator_left(self, generator: str) -> tuple[str, ...]:
+        self._ready.pop(generator, None)
+        return super().generator_left(generator)
+
+    def release(self, rollout: str, tokens: int | None = None) -> None:
+        lease = self._leases.get(rollout)
+        if lease is not None:
+            self._ready.get(lease.generator, {}).pop(rollout, None)
+        super().release(rollout, tokens)
+
+    def turn_wish(self, rollout: str) -> None:
+        lease = self._leases.get(rollout)
+        if lease is not None:
+            self._ready.setdefault(lease.generator, {})[rollout] = None
+
+    def turns(self) -> tuple[str, ...]:
+        begin: list[str] = []
+        for name, ready in self._ready.items():
+            if ready and len(ready) == len(self._books[name].leases):
+                begin += ready
+                ready.clear()
+        return tuple(begin)
+
+
+_STRATEGIES: dict[str, type[LeaseBooks]] = {
+    "static": Static,
+    "static_async": StaticAsync,
+    "round_robin": RoundRobin,
+    "least_sessions": LeastSessions,
+    "worst_case": WorstCase,
+    "oversubscribed": Oversubscribed,
+    "predictive": Predictive,
+}
+
+
+def make_strategy(options: BalancerOptions, epoch: int = 0) -> Strategy:
+    """The strategy that a recipe names."""
+    return _STRATEGIES[options.strategy](options, epoch)

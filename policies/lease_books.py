@@ -1,0 +1,168 @@
+"""The books that every strategy keeps: generators, leases, and who waits.
+
+Invariants:
+- a generator's `promised` is the sum of the reserves of its leases;
+- leases of a generator that left are gone, and only those;
+- a rollout waits or holds a lease, never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.balancing import BalancerOptions, Capacity, Lease, Load, Unplaceable, Wish, reserve_for
+
+
+class GeneratorBooks:
+    """One generator: what it may promise, and what it has promised to whom."""
+
+    __slots__ = ("budget", "capacity", "chosen", "leases", "promised")
+
+    def __init__(self, capacity: Capacity, budget: int) -> None:
+        self.capacity, self.budget = capacity, budget
+        self.promised = 0
+        self.leases: dict[str, Lease] = {}
+        self.chosen = -1
+        """When it was last chosen, counted in choices."""
+
+    @property
+    def name(self) -> str:
+        return self.capacity.generator
+
+    @property
+    def free(self) -> int:
+        return self.budget - self.promised
+
+
+class LeaseBooks:
+    """Base of the strategies, first come first served: a strategy says what a generator may promise (`budget_of`),
+    what a wish has to be promised (`reserve_of`) and where it goes now (`choose`)."""
+
+    turn_barrier = False
+    wants_progress = False
+
+    def __init__(self, options: BalancerOptions, epoch: int = 0) -> None:
+        self.options = options
+        self._epoch = epoch
+        self._books: dict[str, GeneratorBooks] = {}
+        self._leases: dict[str, Lease] = {}
+        self._waiting: dict[str, Wish] = {}
+        self._last_chosen: dict[str, int] = {}
+        self._choices = 0
+        self._holders: dict[int, list[GeneratorBooks]] = {}
+        """Generators that could hold a wish if they were empty, by its `max_tokens`."""
+
+    # --- what a strategy decides -----------------------------------------------------------------
+
+    def budget_of(self, capacity: Capacity) -> int:
+        """Tokens of KV that may be promised."""
+        return int(capacity.kv_tokens * (1 - self.options.headroom))
+
+    def reserve_of(self, wish: Wish, capacity: Capacity) -> int:
+        """Tokens of KV that the wish is promised."""
+        return 0
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        """The generator that takes the wish now; None if it has to wait."""
+        raise NotImplementedError
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    def generator_joined(self, capacity: Capacity) -> None:
+        self.generator_left(capacity.generator)
+        books = GeneratorBooks(capacity, self.budget_of(capacity))
+        books.chosen = self._last_chosen.get(capacity.generator, -1)
+        self._books[capacity.generator] = books
+        self._holders.clear()
+
+    def generator_left(self, generator: str) -> tuple[str, ...]:
+        books = self._books.pop(generator, None)
+        if books is None:
+            return ()
+        self._holders.clear()
+        for rollout in books.leases:
+            del self._leases[rollout]
+        return tuple(books.leases)
+
+    def wish(self, wish: Wish) -> None:
+        if wish.rollout in self._waiting or wish.rollout in self._leases:
+            return
+        if self._books and not self.holders(wish):
+            largest = max(min(books.budget, books.capacity.kv_tokens) for books in self._books.values())
+            longest = max(books.capacity.max_sequence_tokens for books in self._books.values())
+            raise Unplaceable(
+                f"rollout {wish.rollout} may need {wish.max_tokens} tokens, "
+                f"but the largest generator can promise {largest} "
+                f"(sequences of at most {longest}); lower the stage's max_tokens or give generators more KV cache"
+            )
+        self._waiting[wish.rollout] = wish
+
+    def withdraw(self, rollout: str) -> None:
+        self._waiting.pop(rollout, None)
+
+    def release(self, rollout: str, tokens: int | None = None) -> None:
+        lease = self._leases.pop(rollout, None)
+        if lease is not None:
+            books = self._books[lease.generator]
+            del books.leases[rollout]
+            books.promised -= lease.reserve
+
+    def progressed(self, rollout: str, tokens: int) -> None:
+        pass
+
+    def turn_wish(self, rollout: str) -> None:
+        pass
+
+    def grants(self) -> tuple[Lease, ...]:
+        return tuple(self._granted())
+
+    def turns(self) -> tuple[str, ...]:
+        return ()
+
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(
+            Load(capacity=books.capacity, promised=books.promised, sessions=len(books.leases))
+            for _, books in sorted(self._books.items())
+        )
+
+    # --- for strategies --------------------------------------------------------------------------
+
+    def holders(self, wish: Wish) -> list[GeneratorBooks]:
+        """Generators that could hold the wish if they were empty."""
+        tokens = wish.max_tokens
+        if tokens not in self._holders:
+            self._holders[tokens] = [books for books in self._books.values() if _could_hold(tokens, books)]
+        return self._holders[tokens]
+
+    def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
+        """Move a wish from the queue to a generator."""
+        del self._waiting[wish.rollout]
+        reserve = self.reserve_of(wish, books.capacity)
+        self._last_chosen[books.name] = books.chosen = self._choices
+        self._choices += 1
+        lease = Lease(
+            rollout=wish.rollout,
+            generator=books.name,
+            incarnation=books.capacity.incarnation,
+            reserve=reserve,
+            epoch=self._epoch,
+            turn_barrier=self.turn_barrier,
+            wants_progress=self.wants_progress,
+        )
+        books.promised += reserve
+        books.leases[wish.rollout] = self._leases[wish.rollout] = lease
+        return lease
+
+    def _granted(self) -> Iterator[Lease]:
+        while self._waiting:
+            wish = next(iter(self._waiting.values()))
+            books = self.choose(wish)
+            if books is None:
+                return  # first come, first served: a smaller wish further back must not starve this one
+            yield self.grant(wish, books)
+
+
+def _could_hold(tokens: int, books: GeneratorBooks) -> bool:
+    capacity = books.capacity
+    room = min(books.budget, capacity.kv_tokens)
+    return tokens <= capacity.max_sequence_tokens and reserve_for(tokens, capacity) <= room

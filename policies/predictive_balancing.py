@@ -1,0 +1,291 @@
+"""Predictive admission: as many rollouts as are expected to fit, from what their lengths have been so far.
+
+A generator's demand is looked at along its rollouts' future: after each bucket of growth, how many of them will still
+be there, and how much KV will they hold? A rollout is admitted while the highest point of that curve (mean plus
+`sigmas` standard deviations) stays within the budget. Rollouts are sticky: KV never moves.
+
+Order: one rollout of each group first (probes), then groups by the longest rollout that they have shown, longest first,
+so that long ones do not end up alone in the tail; every `OLDEST_EVERY`-th grant goes to whoever has waited longest.
+
+Invariants, beside those of `policies.balancing`:
+- when a lease is granted, the generator's predicted peak is within its budget, or the lease is its only one;
+- nobody waits beside an idle generator;
+- a wish is overtaken by at most `OLDEST_EVERY` later ones for each wish that stands before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from policies.balancing import BalancerOptions, Capacity, Lease, Load, Wish
+from policies.lease_books import GeneratorBooks, LeaseBooks
+from policies.length_prediction import BUCKETS, LengthPrediction
+
+OLDEST_EVERY = 8
+REFRESH_EVERY = 64
+"""Ends of rollouts after which predictions are made anew; sooner while few have been seen."""
+
+
+class _Demand:
+    """The future of one generator's rollouts."""
+
+    __slots__ = ("mean", "peak", "variance")
+
+    def __init__(self) -> None:
+        self.mean, self.variance = np.zeros(BUCKETS), np.zeros(BUCKETS)
+        self.peak = 0.0
+
+
+class _Session:
+    """A rollout with a lease."""
+
+    __slots__ = ("bucket", "group", "reported", "tokens")
+
+    def __init__(self, group: str, tokens: int, bucket: int) -> None:
+        self.group, self.tokens, self.bucket = group, tokens, bucket
+        self.reported = bucket
+        """The bucket up to which the prediction has learned from it."""
+
+
+class _Queue:
+    """Who is next among the waiting."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, Wish]] = {}
+        self._probes: dict[str, None] = {}
+        """Groups of which none has started yet, in order of arrival."""
+        self._started: set[str] = set()
+        self._longest: dict[str, int] = {}
+        self._heap: list[tuple[int, int, str]] = []
+        self._arrivals = 0
+
+    def add(self, wish: Wish) -> None:
+        group = _group_of(wish)
+        members = self._groups.setdefault(group, {})
+        if not members:
+            if group in self._started:
+                self._push(group)
+            else:
+                self._probes[group] = None
+        members[wish.rollout] = wish
+
+    def remove(self, wish: Wish) -> None:
+        group = _group_of(wish)
+        members = self._groups[group]
+        del members[wish.rollout]
+        if not members:
+            del self._groups[group]
+            self._probes.pop(group, None)
+
+    def started(self, wish: Wish) -> None:
+        """The wish was granted (and removed)."""
+        group = _group_of(wish)
+        self._probes.pop(group, None)
+        self._started.add(group)
+        if group in self._groups:
+            self._push(group)
+
+    def ended(self, group: str, tokens: int) -> None:
+        """A rollout of the group came to `tokens` tokens."""
+        if tokens > self._longest.get(group, 0):
+            self._longest[group] = tokens
+            if group in self._groups and group not in self._probes:
+                self._push(group)
+
+    def forget_finished_groups(self, alive: set[str]) -> None:
+        """Drop what is known of groups that neither wait nor run."""
+        keep = alive | self._groups.keys()
+        self._started &= keep
+        self._longest = {group: tokens for group, tokens in self._longest.items() if group in keep}
+
+    def first(self) -> Wish:
+        for group in self._probes:
+            return next(iter(self._groups[group].values()))
+        while True:
+            key, _, group = self._heap[0]
+            if group in self._groups and group not in self._probes and key == self._key(group):
+                return next(iter(self._groups[group].values()))
+            heapq.heappop(self._heap)  # outdated
+
+    def _push(self, group: str) -> None:
+        self._arrivals += 1
+        heapq.heappush(self._heap, (self._key(group), self._arrivals, group))
+
+    def _key(self, group: str) -> int:
+        """Groups that have shown no length yet may be the longest."""
+        return -self._longest[group] if group in self._longest else -(1 << 62)
+
+
+def _group_of(wish: Wish) -> str:
+    return wish.group or wish.rollout
+
+
+class Predictive(LeaseBooks):
+    """See the module's docstring."""
+
+    wants_progress = True
+
+    def __init__(self, options: BalancerOptions, epoch: int = 0) -> None:
+        super().__init__(options, epoch)
+        self._lengths: LengthPrediction | None = None
+        self._demands: dict[str, _Demand] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._queue = _Queue()
+        self._growth = 0.0
+        """Mean tokens that a turn adds."""
+        self._ends = 0
+        self._next_refresh = 1
+        self._changed = True
+        """Whether anything has happened since a wish was last turned away that could make room for it."""
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    def generator_joined(self, capacity: Capacity) -> None:
+        super().generator_joined(capacity)
+        if self._lengths is None or capacity.max_sequence_tokens > self._lengths.width * BUCKETS:
+            self._lengths = LengthPrediction(capacity.max_sequence_tokens)
+            for session in self._sessions.values():
+                session.bucket = session.reported = self._bucket_of(session.tokens)
+        self._demands[capacity.generator] = _Demand()
+        self._recount()
+        self._changed = True
+
+    def generator_left(self, generator: str) -> tuple[str, ...]:
+        ended = super().generator_left(generator)
+        for rollout in ended:
+            del self._sessions[rollout]
+        self._demands.pop(generator, None)
+        return ended
+
+    def wish(self, wish: Wish) -> None:
+        known = len(self._waiting)
+        super().wish(wish)
+        if len(self._waiting) > known:
+            self._queue.add(wish)
+            self._changed |= not known
+
+    def withdraw(self, rollout: str) -> None:
+        wish = self._waiting.get(rollout)
+        super().withdraw(rollout)
+        if wish is not None:
+            self._queue.remove(wish)
+            self._changed = True
+
+    def progressed(self, rollout: str, tokens: int) -> None:
+        session = self._sessions.get(rollout)
+        if session is None or tokens <= session.tokens:
+            return
+        grown = tokens - session.tokens
+        self._growth += (grown - self._growth) / 64 if self._growth else grown
+        session.tokens = tokens
+        self._learn(session, tokens)
+        demand = self._demands[self._leases[rollout].generator]
+        self._move(demand, session.bucket, -1)
+        # On average it is halfway into its next turn.
+        session.bucket = self._bucket_of(round(tokens + self._growth / 2))
+        self._move(demand, session.bucket, 1)
+        self._find_peak(demand)
+
+    def release(self, rollout: str, tokens: int | None = None) -> None:
+        lease = self._leases.get(rollout)
+        super().release(rollout, tokens)
+        if lease is None:
+            return
+        session = self._sessions.pop(rollout)
+        demand = self._demands[lease.generator]
+        self._move(demand, session.bucket, -1)
+        self._find_peak(demand)
+        self._changed = True
+        if tokens is not None:
+            self._learn(session, tokens)
+            self._prediction.ended(self._bucket_of(tokens))
+            self._queue.ended(session.group, tokens)
+            self._ends += 1
+            if self._ends >= self._next_refresh:
+                self._next_refresh = self._ends + min(REFRESH_EVERY, self._ends)
+                self._recount()
+                self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
+
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(
+            load.model_copy(update={"promised": round(self._demands[load.capacity.generator].peak)})
+            for load in super().loads()
+        )
+
+    # --- admission -------------------------------------------------------------------------------
+
+    def choose(self, wish: Wish) -> GeneratorBooks | None:
+        """The generator with the most predicted room, if that is enough; an idle one always takes a wish."""
+        best = min(
+            self.holders(wish),
+            key=lambda books: (bool(books.leases), self._demands[books.name].peak / books.budget, books.chosen),
+            default=None,
+        )
+        if best is None or not best.leases:
+            return best
+        demand, bucket = self._demands[best.name], self._bucket_of(wish.prompt_tokens)
+        mean = demand.mean + self._prediction.mean[bucket]
+        variance = demand.variance + self._prediction.variance[bucket]
+        return best if _peak(mean, variance, self.options.sigmas) <= best.budget else None
+
+    def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
+        lease = super().grant(wish, books)
+        self._queue.remove(wish)
+        self._queue.started(wish)
+        session = _Session(_group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens))
+        self._sessions[wish.rollout] = session
+        demand = self._demands[books.name]
+        self._move(demand, session.bucket, 1)
+        self._find_peak(demand)
+        return lease
+
+    def _granted(self) -> Iterator[Lease]:
+        while self._waiting and self._changed:
+            oldest = self._choices % OLDEST_EVERY == OLDEST_EVERY - 1
+            wish = next(iter(self._waiting.values())) if oldest else self._queue.first()
+            books = self.choose(wish)
+            if books is None:
+                self._changed = False
+                return
+            yield self.grant(wish, books)
+
+    # --- prediction ------------------------------------------------------------------------------
+
+    @property
+    def _prediction(self) -> LengthPrediction:
+        assert self._lengths is not None, "no generator has joined yet"
+        return self._lengths
+
+    def _bucket_of(self, tokens: int) -> int:
+        return self._prediction.bucket(tokens)
+
+    def _learn(self, session: _Session, tokens: int) -> None:
+        bucket = self._bucket_of(tokens)
+        self._prediction.passed(session.reported, bucket)
+        session.reported = max(session.reported, bucket)
+
+    def _move(self, demand: _Demand, bucket: int, sign: int) -> None:
+        demand.mean += sign * self._prediction.mean[bucket]
+        demand.variance += sign * self._prediction.variance[bucket]
+
+    def _find_peak(self, demand: _Demand) -> None:
+        demand.peak = _peak(demand.mean, demand.variance, self.options.sigmas)
+
+    def _recount(self) -> None:
+        """Predict anew, and every generator's demand with it."""
+        self._prediction.refresh()
+        for books in self._books.values():
+            counts = np.zeros(BUCKETS)
+            for rollout in books.leases:
+                counts[self._sessions[rollout].bucket] += 1
+            demand = self._demands[books.name]
+            demand.mean, demand.variance = counts @ self._prediction.mean, counts @ self._prediction.variance
+            self._find_peak(demand)
+
+
+def _peak(mean: np.ndarray, variance: np.ndarray, sigmas: float) -> float:
+    """The highest point of a demand; sums that should be 0 may have become a little less."""
+    return float(np.max(mean + sigmas * np.sqrt(np.maximum(variance, 0.0))))

@@ -1,0 +1,198 @@
+"""Whatever happens in whatever order: strategies lose no wish, invent no lease, and keep their promises."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from policies.balancing import BalancerOptions, Capacity, Lease, StrategyName, Wish
+from policies.balancing_strategies import make_strategy
+
+NAMES = ("g0", "g1", "g2")
+LONGEST = 512
+
+
+class Books(RuleBasedStateMachine):
+    """Joins, wishes, turns, releases and deaths against a plain account of who should hold what."""
+
+    strategy: ClassVar[StrategyName]
+    share: ClassVar[float | None] = None
+    """Of a generator's KV that may be promised in reserves; None: the strategy promises no reserves."""
+    first_come_first_served = True
+    rollouts = Bundle("rollouts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.balancing = make_strategy(BalancerOptions(strategy=self.strategy, batch=3, coefficient=0.5))
+        self.leases: dict[str, Lease] = {}
+        self.waiting: dict[str, None] = {}
+        self.at_barrier: dict[str, None] = {}
+        self.lengths: dict[str, int] = {}
+        self.incarnations = dict.fromkeys(NAMES, 0)
+        self.kv: dict[str, int] = {}
+        self.count = 0
+
+    def settle(self) -> None:
+        granted = set()
+        for lease in self.balancing.grants():
+            assert lease.rollout in self.waiting, "granted twice, or never asked for"
+            assert lease.generator in self.kv and lease.incarnation == self.incarnations[lease.generator]
+            if self.first_come_first_served:
+                assert lease.rollout == next(iter(self.waiting)), "overtaken"
+            del self.waiting[lease.rollout]
+            self.leases[lease.rollout] = lease
+            granted.add(lease.generator)
+        for rollout in self.balancing.turns():
+            assert rollout in self.at_barrier, "nobody asked for this turn"
+            del self.at_barrier[rollout]
+        self.after_grants(granted)
+
+    def after_grants(self, granted: set[str]) -> None:
+        pass
+
+    def forget(self, rollout: str) -> None:
+        for books in (self.leases, self.waiting, self.at_barrier):
+            books.pop(rollout, None)
+
+    @rule(name=st.sampled_from(NAMES), tokens=st.sampled_from([LONGEST, 640, 2048]))
+    def join(self, name: str, tokens: int) -> None:
+        self.incarnations[name] += 1
+        for rollout in [rollout for rollout, lease in self.leases.items() if lease.generator == name]:
+            self.forget(rollout)
+        self.kv[name] = tokens
+        incarnation = self.incarnations[name]
+        self.balancing.generator_joined(
+            Capacity(
+                generator=name,
+                incarnation=incarnation,
+                kv_tokens=tokens,
+                block_tokens=32,
+                max_sequence_tokens=LONGEST,
+            )
+        )
+        self.settle()
+
+    @rule(name=st.sampled_from(NAMES))
+    def leave(self, name: str) -> None:
+        held = {rollout for rollout, lease in self.leases.items() if lease.generator == name}
+        assert set(self.balancing.generator_left(name)) == held
+        for rollout in held:
+            self.forget(rollout)
+        self.kv.pop(name, None)
+        self.settle()
+
+    @rule(target=rollouts, tokens=st.integers(2, LONGEST), group=st.sampled_from(["", "a", "b"]))
+    def ask(self, tokens: int, group: str) -> str:
+        self.count += 1
+        name = f"r{self.count}"
+        self.lengths[name] = max(1, tokens // 4)
+        self.waiting[name] = None
+        self.balancing.wish(Wish(rollout=name, prompt_tokens=self.lengths[name], max_tokens=tokens, group=group))
+        self.settle()
+        return name
+
+    @rule(name=rollouts)
+    def ask_again(self, name: str) -> None:
+        if name in self.leases or name in self.waiting:
+            self.balancing.wish(Wish(rollout=name, prompt_tokens=1, max_tokens=32))
+            self.settle()
+
+    @rule(name=rollouts, grown=st.integers(0, 200))
+    def end_turn(self, name: str, grown: int) -> None:
+        if name in self.leases and name not in self.at_barrier:
+            self.lengths[name] = min(LONGEST, self.lengths[name] + grown)
+            self.balancing.progressed(name, self.lengths[name])
+            if self.leases[name].turn_barrier:
+                self.at_barrier[name] = None
+                self.balancing.turn_wish(name)
+            self.settle()
+
+    @rule(name=consumes(rollouts), finished=st.booleans())
+    def give_back(self, name: str, finished: bool) -> None:
+        self.balancing.withdraw(name)
+        self.balancing.release(name, self.lengths[name] if finished else None)
+        self.balancing.release(name)
+        self.forget(name)
+        self.settle()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        loads = {load.capacity.generator: load for load in self.balancing.loads()}
+        assert loads.keys() == self.kv.keys()
+        for name, load in loads.items():
+            held = [lease for lease in self.leases.values() if lease.generator == name]
+            assert load.sessions == len(held)
+            if self.share is not None:
+                assert load.promised == sum(lease.reserve for lease in held) <= self.share * self.kv[name]
+
+    @invariant()
+    def nobody_waits_beside_an_idle_generator(self) -> None:
+        if self.waiting and self.kv:
+            assert all(load.sessions for load in self.balancing.loads()), "an idle generator, and somebody waits"
+
+    @invariant()
+    def a_barrier_keeps_nobody_when_all_have_arrived(self) -> None:
+        for name in self.kv:
+            held = {rollout for rollout, lease in self.leases.items() if lease.generator == name}
+            assert not held or not held <= self.at_barrier.keys()
+
+
+class WorstCaseBooks(Books):
+    strategy = "worst_case"
+    share = 1.0
+
+
+class OversubscribedBooks(Books):
+    strategy = "oversubscribed"
+    share = 2.0
+
+
+class RoundRobinBooks(Books):
+    strategy = "round_robin"
+
+
+class LeastSessionsBooks(Books):
+    strategy = "least_sessions"
+
+
+class StaticBooks(Books):
+    strategy = "static"
+
+
+class StaticAsyncBooks(Books):
+    strategy = "static_async"
+
+
+class PredictiveBooks(Books):
+    strategy = "predictive"
+    first_come_first_served = False
+
+    def after_grants(self, granted: set[str]) -> None:
+        for load in self.balancing.loads():
+            if load.capacity.generator in granted:
+                assert load.sessions == 1 or load.promised <= self.kv[load.capacity.generator]
+
+
+WITH_EFFORT = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+TestWorstCaseBooks = WorstCaseBooks.TestCase
+TestOversubscribedBooks = OversubscribedBooks.TestCase
+TestRoundRobinBooks = RoundRobinBooks.TestCase
+TestLeastSessionsBooks = LeastSessionsBooks.TestCase
+TestStaticBooks = StaticBooks.TestCase
+TestStaticAsyncBooks = StaticAsyncBooks.TestCase
+TestPredictiveBooks = PredictiveBooks.TestCase
+for case in (
+    TestWorstCaseBooks,
+    TestOversubscribedBooks,
+    TestRoundRobinBooks,
+    TestLeastSessionsBooks,
+    TestStaticBooks,
+    TestStaticAsyncBooks,
+    TestPredictiveBooks,
+):
+    case.settings = WITH_EFFORT
+del case
