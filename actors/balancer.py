@@ -128,7 +128,12 @@ class BalancerActor(Actor):
 
     @handles(DescribeBalancer)
     async def on_describe(self, _: DescribeBalancer) -> BalancerStatus:
+        return self.status()
+
+    def status(self) -> BalancerStatus:
+        """The books as they are now."""
         return BalancerStatus(
+            gate_open=self._open,
             loads=self._strategy.loads(),
             waiting=len(self._asked),
             granted_total=self._granted_total,

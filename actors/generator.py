@@ -79,6 +79,10 @@ class GeneratorActor(Actor):
         """The engine, for those who watch a run on the virtual stage."""
         return self._engine
 
+    def kv_tokens(self) -> int:
+        """Tokens of KV cache that the engine has."""
+        return self._capacity.kv_tokens
+
     async def stop(self) -> None:
         await self._engine.close()
 

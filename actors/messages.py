@@ -177,6 +177,7 @@ class OpenGate(Request[Done], tag="balancer.open_gate"):
 
 
 class BalancerStatus(Message, tag="balancer.status"):
+    gate_open: bool
     loads: tuple[Load, ...]
     waiting: int
     granted_total: int

@@ -147,6 +147,10 @@ class VirtualStage:
         assert actor is not None, "an actor is constructed when it is recruited"
         return actor
 
+    def blob(self, key: str) -> Any:
+        """What a blob holds, None if it was dropped; for those who watch a run."""
+        return self._blobs.get(key)
+
     def runs(self, ref: ActorRef) -> bool:
         """Whether an actor has started and not died."""
         return self._member(ref).state == "running"
