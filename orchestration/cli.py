@@ -97,6 +97,48 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     out.print(f"run folder: {planned.folder}")
 
 
+Stage = Annotated[str | None, typer.Option(help="Which stage; by default the first one of reinforcement.")]
+
+
+@app.command()
+def simulate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Strategies to compare: a,b or all; by default the recipe's own.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
+    stage: Stage = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 1,
+    explore: Annotated[
+        int | None, typer.Option(help="A seed: actors that are ready at the same moment run in an order drawn from it.")
+    ] = None,
+    events: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST", help="Print these events of the trace, and stop after the last.")
+    ] = None,
+    page: Annotated[Path, typer.Option(help="Folder for the HTML page.")] = Path("runs/simulations"),
+    as_json: AsJson = False,
+) -> None:
+    """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
+    from orchestration import simulate as simulation
+    from orchestration.simulation_page import write_page
+
+    loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
+    name = stage or simulation.first_stage(loaded)
+    names = simulation.chosen_strategies(strategies, loaded)
+    if events is not None:
+        simulation.print_events(loaded, name, names[0], steps, explore, events)
+        return
+    found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
+    path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
+    if as_json:
+        print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))
+        return
+    out = Console()
+    simulation.show(loaded, name, found, out)
+    out.print(f"page: {path}")
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Write a run's report.html anew."""

@@ -1,6 +1,6 @@
 """What must hold in every virtual run, checked while it runs; the first breach ends it.
 
-1. Conservation: each rollout that was asked for has finished or was dropped with a reason when its step is learned from.
+1. Conservation: each rollout that was asked for has finished, or was dropped with a reason, when its step ends.
 2. A rollout is learned from at most once, and a step id gives one version.
 3. An engine's KV stays within its capacity, and no strategy that promises KV promises more than its budget.
 4. A lease is used by nobody after it has come back; at the end all have come back, and engines hold no requests.

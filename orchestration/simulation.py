@@ -67,7 +67,7 @@ class Setting:
     stage: str
     steps: int = 1
     balancer: BalancerOptions
-    plan: FaultPlan = FaultPlan()
+    plan: FaultPlan | None = None
     explore: int | None = None
     restarts: int = 0
     contents: bool = False

@@ -1,7 +1,7 @@
 """A time below which no schedule can play a set of rollouts, for the step cost that is assumed.
 
-Two bounds, of which the larger holds. Work: every token costs its share of a step, and a step can't hold more than the KV
-cache or the limit on running sequences lets it, spread over all engines. Path: no rollout ends before it has decoded
+Two bounds, of which the larger holds. Work: every token costs its share of a step, and a step can't hold more than the
+KV cache or the limit on running sequences lets it, spread over all engines. Path: no rollout ends before it has decoded
 its own tokens one after another, alone on its engine, and waited for its calls.
 
 What rollouts of one problem share (the prompt) is counted once, as a perfect prefix cache would have it, and nothing is
