@@ -149,6 +149,62 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None
     print(write_report(run))
 
 
+@app.command()
+def calibrate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="Where the cost model is written.")] = Path("calibration.json"),
+    repeats: Annotated[int, typer.Option(min=1, help="How often everything is measured; medians count.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a recipe's engine and fit the simulator's cost model to it."""
+    from actors.engines.engine import EngineFailed
+
+    loaded = load_recipe(recipe, overrides)
+    try:
+        found = _run_interruptibly(_calibrate(loaded, repeats))
+    except EngineFailed as failure:
+        console.print(f"[bold red]the engine failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
+        raise SystemExit(1) from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(found.model_dump_json(indent=2))
+    if as_json:
+        print(found.model_dump_json())
+        return
+    cost = found.cost
+    print(
+        f"a step: {cost.base * 1e3:.3f} ms + {cost.sequence * 1e6:.1f} us per sequence + "
+        f"{cost.context_token * 1e9:.1f} ns per token of context + {cost.prefill_token * 1e6:.2f} us per prompt token "
+        f"+ {cost.prefill_pair * 1e9:.2f} ns per prompt token and token that it attends to"
+    )
+    print(
+        f"error: {found.fit.median:.1%} median, {found.fit.worst:.1%} worst; on mixtures it has not seen "
+        f"{found.held_out.median:.1%} and {found.held_out.worst:.1%}; repeats differ by {found.repeat_spread:.1%}"
+    )
+    print(f"{found.limits.kv_blocks} KV blocks of {found.limits.block_tokens} tokens; written to {out}")
+
+
+async def _calibrate(recipe: Recipe, repeats: int) -> Any:
+    import os
+    import tempfile
+
+    from orchestration.calibrate import calibrate as measure
+    from orchestration.cast import QUIET_ENGINE
+    from orchestration.tiny_model import write_scratch_model
+
+    os.environ.update(QUIET_ENGINE)  # before vLLM is imported
+    with tempfile.TemporaryDirectory() as folder:
+        model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, Path(folder))
+        return await measure(
+            model=model,
+            options=recipe.generators.engine,
+            threads=recipe.generators.threads,
+            repeats=repeats,
+            seed=recipe.seed,
+            say=console.print,
+        )
+
+
 @bench.command("mailbox")
 def bench_mailbox(
     seconds: Annotated[float, typer.Option(help="How long each side is measured.")] = 4.0,

@@ -26,6 +26,8 @@ class EngineCapacity:
     kv_blocks: int
     block_tokens: int
     max_sequence_tokens: int
+    max_step_tokens: int
+    """Tokens of one step, prefill chunks included."""
 
     @property
     def kv_tokens(self) -> int:

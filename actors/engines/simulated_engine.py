@@ -83,6 +83,7 @@ class SimulatedEngine:
             kv_blocks=limits.kv_blocks,
             block_tokens=limits.block_tokens,
             max_sequence_tokens=self._options.max_sequence_tokens,
+            max_step_tokens=limits.max_step_tokens,
         )
 
     async def sample(self, request: SampleRequest) -> SampleResult:

@@ -32,7 +32,8 @@ class VllmOptions(Options):
     max_running: int = 64
     """Sequences that may decode at once (`max_num_seqs`)."""
     max_step_tokens: int = 2048
-    """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`)."""
+    """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`). On CPU at least `kv_tokens`: vLLM
+    can't chunk the prompt of a seeded request there."""
     kv_tokens: int | None = None
     """Tokens of KV cache; None lets vLLM take what memory allows. Small values make scheduling matter."""
     block_tokens: int = 32
@@ -253,8 +254,14 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
 
         options = self._options
+        step_tokens = max(options.max_step_tokens, options.max_running)
+        if current_platform.is_cpu() and options.kv_tokens is not None:
+            # When vLLM discards what a prefill chunk sampled, it winds the request's generator back, which CPU
+            # generators refuse. A step that may be as large as the KV cache never has to chunk.
+            step_tokens = max(step_tokens, options.kv_tokens)
         try:
             self._llm = LLMEngine.from_engine_args(
                 EngineArgs(
@@ -265,7 +272,7 @@ class VllmEngine:
                     distributed_executor_backend="uni",
                     max_model_len=options.max_sequence_tokens,
                     max_num_seqs=options.max_running,
-                    max_num_batched_tokens=max(options.max_step_tokens, options.max_running),
+                    max_num_batched_tokens=step_tokens,
                     kv_cache_memory_bytes=self._kv_bytes(),
                     block_size=options.block_tokens,
                     enable_prefix_caching=options.prefix_caching,
@@ -283,6 +290,7 @@ class VllmEngine:
             kv_blocks=cache.num_gpu_blocks - 1,
             block_tokens=cache.block_size,
             max_sequence_tokens=self._llm.vllm_config.model_config.max_model_len,
+            max_step_tokens=self._llm.vllm_config.scheduler_config.max_num_batched_tokens,
         )
 
     def _kv_bytes(self) -> int | None:

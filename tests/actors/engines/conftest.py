@@ -36,7 +36,13 @@ async def engine(tiny_model: Path) -> AsyncIterator[VllmEngine]:
     async def offload(cost: Any, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(thread, work)
 
-    options = VllmOptions(dtype="float32", max_sequence_tokens=SEQUENCE_TOKENS, kv_tokens=KV_TOKENS, max_running=32)
+    options = VllmOptions(
+        dtype="float32",
+        max_sequence_tokens=SEQUENCE_TOKENS,
+        kv_tokens=KV_TOKENS,
+        max_running=32,
+        max_step_tokens=256,
+    )
     made = VllmEngine(
         model=str(tiny_model),
         options=options,

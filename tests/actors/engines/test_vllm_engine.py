@@ -74,6 +74,14 @@ async def test_a_request_that_can_never_fit_is_refused_with_the_numbers(engine: 
         await engine.sample(request(max_tokens=SEQUENCE_TOKENS))
 
 
+async def test_prompts_of_more_tokens_than_a_step_was_given_are_sampled(engine: VllmEngine) -> None:
+    """On CPU a chunked prompt would make vLLM fail: it rewinds the generator of the request's seed."""
+    prompts = [[index % 7, *[(index * position) % 90 for position in range(230)]] for index in range(8)]
+    results = await asyncio.gather(*[engine.sample(request(prompt, max_tokens=4)) for prompt in prompts])
+    assert engine.capacity().max_step_tokens >= sum(map(len, prompts)) > 1024
+    assert all(1 <= len(result.ids) <= 4 for result in results)
+
+
 async def test_an_aborted_request_answers_and_holds_nothing(engine: VllmEngine) -> None:
     asked = request(max_tokens=200)
     running = asyncio.ensure_future(engine.sample(asked))
