@@ -1,4 +1,4 @@
-"""A simulation -> one HTML page that needs neither a network nor a server: comparison, engines over time, KV over time."""
+"""A simulation -> one HTML page that needs neither a network nor a server: comparison, KV and engines over time."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ class Trace:
         last: int | None = None,
     ) -> None:
         self.events = 0
+        self._over = False
         self._contents, self._show, self._first, self._last = contents, show, first, last
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
@@ -78,7 +79,9 @@ class Trace:
         message: Message | None = None,
         request: Message | None = None,
     ) -> None:
-        """Note one event. Raises what an observer raises, and `EnoughTraced`."""
+        """Note one event, unless the trace is over. Raises what an observer raises, and `EnoughTraced`: then it is."""
+        if self._over:
+            return
         self.events += 1
         self._lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
         if self._contents and message is not None:
@@ -89,9 +92,14 @@ class Trace:
             event = Event(self.events, now_ns, kind, source, target, what, message, request)
             if self._show is not None and self.events >= self._first:
                 self._show(f"{event} {message!r}" if message is not None else str(event))
-            for observer in self._observers:
-                observer(event)
+            try:
+                for observer in self._observers:
+                    observer(event)
+            except BaseException:
+                self._over = True
+                raise
         if self._last is not None and self.events >= self._last:
+            self._over = True
             raise EnoughTraced(f"event {self.events} was the last one asked for")
 
     def hash(self) -> str:

@@ -200,6 +200,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         _watching.loop = self
         try:
             self._run(task)
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             _watching.loop = None
             asyncio._set_running_loop(None)
@@ -262,6 +265,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._ready.append(queue.popleft())
             if not queue:
                 del self._queues[owner]
+
+    def _abandon(self) -> None:
+        """After a failure: cancel all tasks, and let them end as far as they can without time passing."""
+        for task in sorted(asyncio.all_tasks(self), key=lambda task: int(task.get_name())):  # noqa: TID251 - in order
+            task.cancel()
+        self._explore = None
+        for queue in self._queues.values():
+            self._ready.extend(queue)
+        for _ in range(1_000_000):
+            if not self._ready:
+                return
+            handle = self._ready.popleft()
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except Exception:  # the run has failed already, and says why
+                logger.debug("while a failed run was put away", exc_info=True)
 
     def fail(self, error: BaseException) -> None:
         """End the run with `error` after the callback that runs now."""

@@ -362,7 +362,6 @@ class VirtualStage:
             self.trace.add(self.loop.now_ns(), kind, source, target, what, message, *of)
         except BaseException as error:  # an observer ends the run, also from within a task
             self.loop.fail(error)
-            raise
 
     def _port(self, member: Member) -> VirtualPort:
         return VirtualPort(self, member, seed=self._seed, blobs=VirtualBlobs(self._blobs, member.owner))
