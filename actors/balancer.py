@@ -23,8 +23,10 @@ from actors.messages import (
     LeaveGenerator,
     OpenGate,
     ReleaseLease,
+    ReleaseOwner,
     TurnEnded,
 )
+from actors.supervision import owner_of
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
 from policies.balancing import BalancerOptions, Lease, Unplaceable
@@ -61,8 +63,11 @@ class BalancerActor(Actor):
 
     @handles(LeaveGenerator)
     async def on_leave(self, request: LeaveGenerator) -> Done:
-        self._end_leases(self._strategy.generator_left(request.generator))
-        self._go_on()
+        for load in self._strategy.loads():
+            capacity = load.capacity
+            if capacity.generator == request.generator and request.incarnation in (None, capacity.incarnation):
+                self._end_leases(self._strategy.generator_left(request.generator))
+                self._go_on()
         return Done()
 
     @handles(AcquireLease)
@@ -85,13 +90,22 @@ class BalancerActor(Actor):
 
     @handles(ReleaseLease)
     async def on_release(self, message: ReleaseLease) -> None:
-        self._strategy.withdraw(message.rollout)
-        waiting = self._asked.pop(message.rollout, None)
+        self._release(message.rollout, message.tokens)
+        self._go_on()
+
+    @handles(ReleaseOwner)
+    async def on_release_owner(self, message: ReleaseOwner) -> None:
+        for rollout in [rollout for rollout in (*self._asked, *self._leases) if owner_of(rollout) == message.owner]:
+            self._release(rollout, None)
+        self._go_on()
+
+    def _release(self, rollout: str, tokens: int | None) -> None:
+        self._strategy.withdraw(rollout)
+        waiting = self._asked.pop(rollout, None)
         if waiting is not None:
             waiting.cancel()
-        self._strategy.release(message.rollout, message.tokens)
-        self._end_leases((message.rollout,))
-        self._go_on()
+        self._strategy.release(rollout, tokens)
+        self._end_leases((rollout,))
 
     @handles(TurnEnded)
     async def on_turn_ended(self, message: TurnEnded) -> None:

@@ -13,6 +13,23 @@ from policies.scripted import CountedTokens, ScriptedTurn
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.trajectory import Problem, Trajectory, WeightsVersion
 
+# --- whoever is watched -------------------------------------------------------------------------
+
+
+class Identity(Message, tag="watched.identity"):
+    incarnation: int
+
+
+class Identify(Request[Identity], tag="watched.identify"):
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
+class AwaitEnd(Request[Done], tag="watched.await_end"):
+    """Never answered: whoever asks hears of the actor's end, since the ask fails with it."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
 # --- environments -------------------------------------------------------------------------------
 
 
@@ -77,7 +94,15 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     """In the simulator: the whole history, whatever is known, in place of `ids`."""
 
 
-class ForgetRollout(Message, tag="generator.forget"):
+class ForgetOwner(Request[Done], tag="generator.forget_owner"):
+    """An incarnation of a rollout actor is gone: forget all of its rollouts."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    owner: str
+    """`NAME-INCARNATION`, as names of leases have it."""
+
+
+class ForgetRollout(Request[Done], tag="generator.forget"):
     """The rollout is over: abort what runs for it and drop its history."""
 
     lane: ClassVar[Literal["work", "control"]] = "control"
@@ -128,7 +153,15 @@ class AcquireLease(Request[LeaseGranted], tag="balancer.acquire"):
     wish: Wish
 
 
-class ReleaseLease(Message, tag="balancer.release"):
+class ReleaseOwner(Request[Done], tag="balancer.release_owner"):
+    """An incarnation of a rollout actor is gone: end all of its leases and wishes."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    owner: str
+    """`NAME-INCARNATION`, as names of leases have it."""
+
+
+class ReleaseLease(Request[Done], tag="balancer.release"):
     lane: ClassVar[Literal["work", "control"]] = "control"
     rollout: str
     tokens: int | None = None
@@ -163,6 +196,8 @@ class LeaveGenerator(Request[Done], tag="balancer.leave"):
 
     lane: ClassVar[Literal["work", "control"]] = "control"
     generator: str
+    incarnation: int | None = None
+    """The one that died: a later one stays. None: whichever there is."""
 
 
 class CloseGate(Request[Done], tag="balancer.close_gate"):

@@ -29,7 +29,8 @@ from actors.messages import (
     TurnEnded,
     TurnSampled,
 )
-from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
+from actors.supervision import Watched, insist
+from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
@@ -47,6 +48,7 @@ CALL_GRACE_S = 120.0
 """Seconds beyond its own limit that a call may wait for a free interpreter."""
 LEASE_DEADLINE_S = 3600.0
 ARCHIVE_DEADLINE_S = 120.0
+FORGET_DEADLINE_S = 60.0
 TRIES = 3
 """How often a call or a lease is tried again after the actor that had it died."""
 
@@ -55,7 +57,7 @@ class RefusedRollout(ValueError):
     """No generator could ever hold the rollout."""
 
 
-class RolloutActor(Actor):
+class RolloutActor(Watched):
     """Plays dialogues.
 
     Args:
@@ -125,8 +127,14 @@ class RolloutActor(Actor):
         `tokens` is the length that the rollout came to, None if it did not come to its end.
         """
         assert granted.lease is not None
-        self.port.tell(ActorRef(granted.lease.generator), ForgetRollout(rollout=granted.lease.rollout))
-        self.port.tell(self._balancer, ReleaseLease(rollout=granted.lease.rollout, tokens=tokens))
+        self.port.start_task(self._give_back(granted.lease, tokens))
+
+    async def _give_back(self, lease: Lease, tokens: int | None) -> None:
+        try:
+            await self.port.ask(ActorRef(lease.generator), ForgetRollout(rollout=lease.rollout), FORGET_DEADLINE_S)
+        except ActorError as error:  # then what it held is gone, or will be: nobody can wait for it
+            log.warning("%s could not be told to forget %s: %s", lease.generator, lease.rollout, error)
+        await insist(self.port, self._balancer, ReleaseLease(rollout=lease.rollout, tokens=tokens))
 
     async def may_begin(self, lease: Lease, turn: int) -> None:
         """Wait at the turn barrier, if the lease has one."""

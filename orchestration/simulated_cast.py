@@ -60,14 +60,15 @@ def simulated_cast(recipe: Recipe, *, balancer: BalancerOptions, folder: Path, r
         restarts: how often environments, generators and rollout actors are restarted after a death.
     """
     workload, engine = workload_of(recipe), engine_of(recipe)
-    cast = cast_for(recipe, model=Path("simulated"), folder=folder, run_id="simulated")
+    # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
+    cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
     return Cast(
         learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments={"cost": recipe.simulation.learner}),
         balancer=_with(cast.balancer, options=balancer),
-        archive=cast.archive,
+        archive=_with(cast.archive, folder=str(folder / "archive")),
         director=_with(cast.director, model=None),
         environments=tuple(_with(part, restarts, workload=workload) for part in cast.environments),
-        generators=tuple(_with(part, restarts, options=engine, script=workload) for part in cast.generators),
+        generators=tuple(_with(part, restarts, model="", options=engine, script=workload) for part in cast.generators),
         rollouts=tuple(_with(part, restarts, model=None, workload=workload) for part in cast.rollouts),
     )
 
