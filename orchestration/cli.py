@@ -97,6 +97,42 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     out.print(f"run folder: {planned.folder}")
 
 
+@app.command()
+def drill(
+    recipe: Annotated[Path, typer.Argument(help="A recipe; a miniature of its first RL stage is run.")] = Path(
+        "recipes/quickstart.toml"
+    ),
+    overrides: Overrides = None,
+    virtual: Annotated[bool, typer.Option("--virtual", help="On the virtual stage; required for now.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many fault plans to run.")] = 100,
+    first: Annotated[int, typer.Option(help="Seed of the first plan.")] = 0,
+    plan: Annotated[Path | None, typer.Option(help="Run this plan (JSON) instead, under the order of --first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run seeded fault plans on the virtual stage; a plan that breaks the run is shrunk and printed."""
+    from actors.system.faults import FaultPlan
+    from orchestration.drill import Drill, repeat_command
+
+    if not virtual:
+        raise RecipeError("drills run on the virtual stage only; add --virtual")
+    training = Drill(load_recipe(recipe, overrides))
+    if plan is not None:
+        reason = training.fault_of(FaultPlan.model_validate_json(plan.read_text()), first)
+        print(reason or "passed")
+        raise SystemExit(1 if reason else 0)
+    failures = training.run(
+        range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
+    )
+    if as_json:
+        found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
+        print(json.dumps({"seeds": seeds, "failures": found}))
+    for each in failures:
+        console.print(f"[bold red]seed {each.seed}:[/] {_escaped(each.reason)}\n{_escaped(str(each.shrunk))}")
+        console.print(f"repeat it: {repeat_command(recipe, overrides or [], each)}", soft_wrap=True)
+    console.print(f"{seeds - len(failures)} of {seeds} plans passed")
+    raise SystemExit(1 if failures else 0)
+
+
 Stage = Annotated[str | None, typer.Option(help="Which stage; by default the first one of reinforcement.")]
 
 

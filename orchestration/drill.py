@@ -11,8 +11,10 @@ messages late, twice, after a resend; those that may be killed also lose some fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from actors.system.actor import ActorError
 from actors.system.faults import FaultKind, FaultPlan, shrink
@@ -29,8 +31,6 @@ RESTARTS = 20
 """More than any plan kills."""
 PATIENCE_S = 300.0
 """Time that one fault may cost: a frozen actor, a restart, a mailbox that gives up, and work done anew."""
-
-Outcome = Violation | Stalled | ActorError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,14 @@ def miniature(recipe: Recipe) -> Recipe:
             "stages": {stage: small},
         }
     )
+
+
+def repeat_command(recipe: Path, overrides: Sequence[str], failure: Failure) -> str:
+    """Writes the shrunk plan into the working directory and returns the command that runs it again."""
+    path = Path(f"plan-{failure.seed}.json")
+    path.write_text(failure.shrunk.model_dump_json(indent=1))
+    settings = "".join(f" --set {shlex.quote(each)}" for each in overrides)
+    return f"greenroom drill {recipe} --virtual --plan {path} --first {failure.seed}{settings}"
 
 
 class Drill:
