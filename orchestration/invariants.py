@@ -44,8 +44,10 @@ from policies.trajectory import WeightsVersion
 
 HORIZON_S = 1500.0
 """Longer than any deadline of a turn or a call."""
-LOOK_S = 5.0
+LOOK_S = 1.0
 """Between two looks at the balancer's books."""
+LEAK_S = 600.0
+"""How long after the last rollout a lease may still be on its way home: longer than faults can hold it up."""
 SETTLE_S = 90.0
 """What is still on its way at the end arrives within so long (a mailbox gives up after a minute)."""
 
@@ -142,9 +144,13 @@ class Invariants:
 
     def _on_learned(self, event: Event, message: Message) -> None:
         assert isinstance(message, Learned) and isinstance(event.request, Learn)
-        known = self._steps.setdefault(event.request.step_id, message.version)
-        if known != message.version:
-            self._broken(f"step {event.request.step_id} gave version {known} and then {message.version}: trained twice")
+        step_id, version = event.request.step_id, message.version
+        last = max(self._steps.values(), default=WeightsVersion(0, 0))
+        known = self._steps.setdefault(step_id, version)
+        if known != version:
+            self._broken(f"step {step_id} gave version {known} and then {version}: trained twice")
+        if version.lineage == last.lineage and version.step > last.step + 1:
+            self._broken(f"step {step_id} gave version {version} after {last}: trained twice")
         self._on_progress(event, message)
 
     def _on_open(self, event: Event, message: Message) -> None:
@@ -211,6 +217,9 @@ class Invariants:
                 )
         idle = [load.capacity.generator for load in status.loads if not load.sessions]
         idle = [name for name in idle if self._stage.runs(ActorRef(name))]
+        quiet_s = (self._stage.loop.now_ns() - self._progress_ns) / NS
+        if not out and quiet_s > LEAK_S and (held := sum(load.sessions for load in status.loads)):
+            self._broken(f"{held} leases are out though all rollouts are through: a lease leaked")
         self._idle_looks = self._idle_looks + 1 if idle and status.waiting and status.gate_open else 0
         if self._idle_looks > 2:
             self._broken(f"{status.waiting} rollouts wait while {', '.join(idle[:3])} has none: work is not conserved")

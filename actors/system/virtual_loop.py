@@ -200,10 +200,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         _watching.loop = self
         try:
             self._run(task)
-        except BaseException:
-            self._abandon()
-            raise
         finally:
+            self._put_away()
             _watching.loop = None
             asyncio._set_running_loop(None)
             self._running = False
@@ -266,8 +264,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if not queue:
                 del self._queues[owner]
 
-    def _abandon(self) -> None:
-        """After a failure: cancel all tasks, and let them end as far as they can without time passing."""
+    def _put_away(self) -> None:
+        """At the end: cancel the tasks that are left, and let them end as far as they can without time passing."""
         for task in sorted(asyncio.all_tasks(self), key=lambda task: int(task.get_name())):  # noqa: TID251 - in order
             task.cancel()
         self._explore = None
@@ -279,8 +277,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             handle = self._ready.popleft()
             try:
                 handle._context.run(handle._callback, *handle._args)
-            except Exception:  # the run has failed already, and says why
-                logger.debug("while a failed run was put away", exc_info=True)
+            except Exception:  # the run is over, and has its result
+                logger.debug("while a run was put away", exc_info=True)
 
     def fail(self, error: BaseException) -> None:
         """End the run with `error` after the callback that runs now."""

@@ -177,6 +177,7 @@ class VirtualStage:
         except BaseException:
             for member in members:
                 self._end(member)
+                self._notice(member, "it was started with others that could not start")
             raise
         return [ActorRef(part.name) for part in parts]
 
@@ -238,16 +239,20 @@ class VirtualStage:
             del self._blobs[key]
 
     def _death_seen(self, member: Member, reason: str) -> None:
-        member.noticed = True
-        for answer, tag in list(member.asks.items()):
-            self._lose(answer, member.name, tag, reason)
-        member.asks.clear()
+        self._notice(member, reason)
         death = Death(member.name, member.incarnation, reason, member.restarts_left > 0)
         self.deaths.append(death)
         for listener in self._listeners:
             listener(death)
         if member.restarts_left > 0 and not self._closed:
             self.loop.create_task(self._restart(member))
+
+    def _notice(self, member: Member, reason: str) -> None:
+        """Fail all who wait for a dead actor, now and later."""
+        member.noticed = True
+        for answer, tag in list(member.asks.items()):
+            self._lose(answer, member.name, tag, reason)
+        member.asks.clear()
 
     async def _restart(self, member: Member) -> None:
         await asyncio.sleep(self.network.restart_s)
