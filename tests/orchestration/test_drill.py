@@ -43,6 +43,7 @@ class _LeavesTheDeadIn(Supervision):
         return None
 
 
+@pytest.mark.slow  # each try is run twice
 def test_a_bug_is_found_and_its_plan_shrunk_to_the_fault_that_shows_it(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +54,7 @@ def test_a_bug_is_found_and_its_plan_shrunk_to_the_fault_that_shows_it(
     monkeypatch.setattr(drill, "plan", lambda seed: plan)
     (failure,) = drill.run([0], lambda seed, reason: None)
     assert failure.shrunk.faults == (kill,)
-    assert "leak" in failure.reason or "lease" in failure.reason or "gate" in failure.reason
+    assert "nothing has come of" in failure.reason, "the leases of the dead are what the living wait for"
 
 
 def test_plans_are_drawn_from_their_seed_and_survive_json() -> None:

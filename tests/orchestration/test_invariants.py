@@ -150,7 +150,7 @@ class UsesWhatItGaveBack(RolloutActor):
         ("rollouts", KeepsLeases, "a lease leaked"),
         ("balancer", LosesWakeUps, "work is not conserved"),
         ("learner", LearnsTwice, "trained twice"),
-        ("director", GoesBack, "it goes back"),
+        ("director", GoesBack, "opens the gate .* a version goes back"),
         ("generators", KeepsOldWeights, "but the gate opened with"),
         ("generators", OverfullGenerator, "over budget"),
         ("balancer", WaitsForAll, "work is not conserved"),
