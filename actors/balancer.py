@@ -29,7 +29,7 @@ from actors.messages import (
 from actors.supervision import owner_of
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
-from policies.balancing import BalancerOptions, Lease, Unplaceable
+from policies.balancing import BalancerOptions, Lease, Strategy, Unplaceable
 from policies.balancing_strategies import make_strategy
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class BalancerActor(Actor):
     async def on_join(self, request: JoinGenerator) -> Done:
         known = {load.capacity.generator: load.capacity for load in self._strategy.loads()}
         if known.get(request.capacity.generator) != request.capacity:  # not asked again after a resend
-            self._end_leases(self._strategy.generator_left(request.capacity.generator))
+            self._end_leases(self._at_this_time().generator_left(request.capacity.generator))
             self._strategy.generator_joined(request.capacity)
             self._go_on()
         return Done()
@@ -66,7 +66,7 @@ class BalancerActor(Actor):
         for load in self._strategy.loads():
             capacity = load.capacity
             if capacity.generator == request.generator and request.incarnation in (None, capacity.incarnation):
-                self._end_leases(self._strategy.generator_left(request.generator))
+                self._end_leases(self._at_this_time().generator_left(request.generator))
                 self._go_on()
         return Done()
 
@@ -77,7 +77,7 @@ class BalancerActor(Actor):
             return LeaseGranted(lease=self._leases[rollout])
         if rollout not in self._asked:
             try:
-                self._strategy.wish(request.wish)
+                self._at_this_time().wish(request.wish)
             except Unplaceable as refusal:
                 return LeaseGranted(lease=None, refusal=str(refusal))
             self._asked[rollout] = asyncio.get_running_loop().create_future()
@@ -104,12 +104,12 @@ class BalancerActor(Actor):
         waiting = self._asked.pop(rollout, None)
         if waiting is not None:
             waiting.cancel()
-        self._strategy.release(rollout, tokens)
+        self._at_this_time().release(rollout, tokens)
         self._end_leases((rollout,))
 
     @handles(TurnEnded)
     async def on_turn_ended(self, message: TurnEnded) -> None:
-        self._strategy.progressed(message.rollout, message.tokens)
+        self._at_this_time().progressed(message.rollout, message.tokens)
         self._go_on()
 
     @handles(BeginTurn)
@@ -155,9 +155,14 @@ class BalancerActor(Actor):
             peak_leases=self._peak,
         )
 
+    def _at_this_time(self) -> Strategy:
+        """The strategy, told what time it is."""
+        self._strategy.time_is(self.port.clock.now_ns() / 1e9)
+        return self._strategy
+
     def _go_on(self) -> None:
         """After anything that happened: give the leases and turns that can be given now."""
-        for rollout in self._strategy.turns():
+        for rollout in self._at_this_time().turns():
             self._at_barrier.pop(rollout).set_result(Done())
         if not self._open:
             return

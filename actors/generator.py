@@ -81,7 +81,7 @@ class GeneratorActor(Watched):
         port = self.port
         if isinstance(self._options, SimulatedOptions):
             assert self._script is not None, "a simulated engine needs a script"
-            return SimulatedEngine(options=self._options, script=self._script, clock=port.clock, spawn=port.start_task)
+            return SimulatedEngine(options=self._options, script=self._script, clock=port.clock)
         return VllmEngine(
             model=self._model,
             options=self._options,

@@ -34,7 +34,7 @@ class BalancerOptions(Options):
     done. The default is the paper's 16,384 rollouts on 64 GPUs."""
     coefficient: Annotated[float, Field(gt=0, le=1)] = 0.7
     """oversubscribed: capacity / coefficient is promised. 0.7 is the value of the paper's unreleased scheduler."""
-    sigmas: Annotated[float, Field(ge=0)] = 1.0
+    sigmas: Annotated[float, Field(ge=0)] = 2.0
     """predictive: standard deviations of the predicted demand that are kept free."""
 
 
@@ -96,9 +96,13 @@ class Strategy(Protocol):
     """Decides placement and admission.
 
     Lifecycle: `generator_joined` for each generator; then any order of `wish`, `withdraw`, `release`, `progressed`,
-    `turn_wish`, `generator_left`, each followed by `grants()`, which returns the leases that can now be given, and
-    `turns()`, which returns the rollouts whose next turn may begin.
+    `turn_wish`, `generator_left`, each preceded by `time_is(...)` and followed by `grants()`, which returns the leases
+    that can now be given, and `turns()`, which returns the rollouts whose next turn may begin.
     """
+
+    def time_is(self, seconds: float) -> None:
+        """What time it is when what follows happens; it never goes back, its origin means nothing."""
+        ...
 
     def generator_joined(self, capacity: Capacity) -> None:
         """A generator (or a new incarnation of one) can take rollouts; what an earlier incarnation held is gone."""

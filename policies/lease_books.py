@@ -68,6 +68,9 @@ class LeaseBooks:
 
     # --- the protocol ----------------------------------------------------------------------------
 
+    def time_is(self, seconds: float) -> None:
+        pass
+
     def generator_joined(self, capacity: Capacity) -> None:
         self.generator_left(capacity.generator)
         books = GeneratorBooks(capacity, self.budget_of(capacity))

@@ -13,8 +13,9 @@ import numpy as np
 BUCKETS = 64
 PRIOR_WEIGHT = 2.0
 """How many imagined rollouts each bucket begins with."""
-PRIOR_HAZARD = 2.0 / BUCKETS
-"""Share of these that end in the bucket: half of the longest length on average, long tails included."""
+PRIOR_HAZARD = 0.6 / BUCKETS
+"""Share of these that end in the bucket. Few: rollouts are taken for longer than they are until some have been seen, as
+admitting too few for a while costs less than preempting half of them."""
 FORGET_AFTER = 8192
 """Ends seen, after which older ones count half: lengths change while a model learns."""
 

@@ -4,6 +4,9 @@ A generator's demand is looked at along its rollouts' future: after each bucket 
 be there, and how much KV will they hold? A rollout is admitted while the highest point of that curve (mean plus
 `sigmas` standard deviations) stays within the budget. Rollouts are sticky: KV never moves.
 
+Rollouts tell their lengths at the ends of turns, and a turn may be most of a rollout. In between, they are taken to
+have grown as fast as turns on their generator have lately.
+
 Order: one rollout of each group first (probes), then groups by the longest rollout that they have shown, longest first,
 so that long ones do not end up alone in the tail; every `OLDEST_EVERY`-th grant goes to whoever has waited longest.
 
@@ -32,21 +35,26 @@ REFRESH_EVERY = 64
 class _Demand:
     """The future of one generator's rollouts."""
 
-    __slots__ = ("mean", "peak", "variance")
+    __slots__ = ("mean", "peak", "speed", "time", "variance")
 
     def __init__(self) -> None:
         self.mean, self.variance = np.zeros(BUCKETS), np.zeros(BUCKETS)
         self.peak = 0.0
+        self.speed = 0.0
+        """Tokens a second by which a rollout grows."""
+        self.time = 0.0
+        """When it was last looked at how far rollouts may have come."""
 
 
 class _Session:
     """A rollout with a lease."""
 
-    __slots__ = ("bucket", "group", "reported", "tokens")
+    __slots__ = ("bucket", "group", "learned", "time", "tokens")
 
-    def __init__(self, group: str, tokens: int, bucket: int) -> None:
-        self.group, self.tokens, self.bucket = group, tokens, bucket
-        self.reported = bucket
+    def __init__(self, group: str, tokens: int, bucket: int, time: float) -> None:
+        self.group, self.tokens, self.bucket, self.time = group, tokens, bucket, time
+        """`tokens` is what it last told, at `time`; `bucket` is where it is taken to be."""
+        self.learned = bucket
         """The bucket up to which the prediction has learned from it."""
 
 
@@ -134,8 +142,7 @@ class Predictive(LeaseBooks):
         self._demands: dict[str, _Demand] = {}
         self._sessions: dict[str, _Session] = {}
         self._queue = _Queue()
-        self._growth = 0.0
-        """Mean tokens that a turn adds."""
+        self._time = 0.0
         self._ends = 0
         self._next_refresh = 1
         self._changed = True
@@ -143,14 +150,17 @@ class Predictive(LeaseBooks):
 
     # --- the protocol ----------------------------------------------------------------------------
 
+    def time_is(self, seconds: float) -> None:
+        self._time = seconds
+
     def generator_joined(self, capacity: Capacity) -> None:
         super().generator_joined(capacity)
         if self._lengths is None or capacity.max_sequence_tokens > self._lengths.width * BUCKETS:
             self._lengths = LengthPrediction(capacity.max_sequence_tokens)
             for session in self._sessions.values():
-                session.bucket = session.reported = self._bucket_of(session.tokens)
+                session.bucket = session.learned = self._bucket_of(session.tokens)
         self._demands[capacity.generator] = _Demand()
-        self._recount()
+        self._predict_anew()
         self._changed = True
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
@@ -178,16 +188,18 @@ class Predictive(LeaseBooks):
         session = self._sessions.get(rollout)
         if session is None or tokens <= session.tokens:
             return
-        grown = tokens - session.tokens
-        self._growth += (grown - self._growth) / 64 if self._growth else grown
-        session.tokens = tokens
-        self._learn(session, tokens)
-        demand = self._demands[self._leases[rollout].generator]
+        name = self._leases[rollout].generator
+        demand = self._demands[name]
+        if self._time > session.time:
+            speed = (tokens - session.tokens) / (self._time - session.time)
+            demand.speed += (speed - demand.speed) / 16 if demand.speed else speed
+        session.tokens, session.time = tokens, self._time
+        self._learn(session, self._bucket_of(tokens))
         self._move(demand, session.bucket, -1)
-        # On average it is halfway into its next turn.
-        session.bucket = self._bucket_of(round(tokens + self._growth / 2))
+        session.bucket = self._bucket_of(tokens)
         self._move(demand, session.bucket, 1)
         self._find_peak(demand)
+        self._look_at(name)
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
         lease = self._leases.get(rollout)
@@ -198,15 +210,16 @@ class Predictive(LeaseBooks):
         demand = self._demands[lease.generator]
         self._move(demand, session.bucket, -1)
         self._find_peak(demand)
+        self._look_at(lease.generator)
         self._changed = True
         if tokens is not None:
-            self._learn(session, tokens)
+            self._learn(session, self._bucket_of(tokens))
             self._prediction.ended(self._bucket_of(tokens))
             self._queue.ended(session.group, tokens)
             self._ends += 1
             if self._ends >= self._next_refresh:
                 self._next_refresh = self._ends + min(REFRESH_EVERY, self._ends)
-                self._recount()
+                self._predict_anew()
                 self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
 
     def loads(self) -> tuple[Load, ...]:
@@ -235,7 +248,7 @@ class Predictive(LeaseBooks):
         lease = super().grant(wish, books)
         self._queue.remove(wish)
         self._queue.started(wish)
-        session = _Session(_group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens))
+        session = _Session(_group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
         demand = self._demands[books.name]
         self._move(demand, session.bucket, 1)
@@ -262,10 +275,9 @@ class Predictive(LeaseBooks):
     def _bucket_of(self, tokens: int) -> int:
         return self._prediction.bucket(tokens)
 
-    def _learn(self, session: _Session, tokens: int) -> None:
-        bucket = self._bucket_of(tokens)
-        self._prediction.passed(session.reported, bucket)
-        session.reported = max(session.reported, bucket)
+    def _learn(self, session: _Session, bucket: int) -> None:
+        self._prediction.passed(session.learned, bucket)
+        session.learned = max(session.learned, bucket)
 
     def _move(self, demand: _Demand, bucket: int, sign: int) -> None:
         demand.mean += sign * self._prediction.mean[bucket]
@@ -274,16 +286,29 @@ class Predictive(LeaseBooks):
     def _find_peak(self, demand: _Demand) -> None:
         demand.peak = _peak(demand.mean, demand.variance, self.options.sigmas)
 
-    def _recount(self) -> None:
-        """Predict anew, and every generator's demand with it."""
+    def _predict_anew(self) -> None:
         self._prediction.refresh()
-        for books in self._books.values():
-            counts = np.zeros(BUCKETS)
-            for rollout in books.leases:
-                counts[self._sessions[rollout].bucket] += 1
-            demand = self._demands[books.name]
-            demand.mean, demand.variance = counts @ self._prediction.mean, counts @ self._prediction.variance
-            self._find_peak(demand)
+        for name in self._books:
+            self._recount(name)
+
+    def _look_at(self, name: str) -> None:
+        """Bring a generator's demand up to the time, if its rollouts may have come a good part of a bucket further."""
+        demand = self._demands[name]
+        if demand.speed * (self._time - demand.time) > self._prediction.width / 2:
+            self._recount(name)
+
+    def _recount(self, name: str) -> None:
+        """A generator's demand from where its rollouts are taken to be now."""
+        demand, prediction = self._demands[name], self._prediction
+        counts = np.zeros(BUCKETS)
+        for rollout in self._books[name].leases:
+            session = self._sessions[rollout]
+            session.bucket = prediction.bucket(round(session.tokens + demand.speed * (self._time - session.time)))
+            self._learn(session, session.bucket)
+            counts[session.bucket] += 1
+        demand.time = self._time
+        demand.mean, demand.variance = counts @ prediction.mean, counts @ prediction.variance
+        self._find_peak(demand)
 
 
 def _peak(mean: np.ndarray, variance: np.ndarray, sigmas: float) -> float:

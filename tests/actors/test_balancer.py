@@ -149,9 +149,9 @@ async def test_what_rollouts_say_of_their_lengths_lets_more_of_them_in() -> None
         for index in range(200):
             lease = (await stage.port.ask(BALANCER, acquire(f"seen-{index}", 1024))).lease
             assert lease.wants_progress
-            stage.port.tell(BALANCER, TurnEnded(rollout=f"seen-{index}", tokens=60))
+            stage.port.tell(BALANCER, TurnEnded(rollout=f"seen-{index}", tokens=8))
             stage.port.tell(BALANCER, ReleaseLease(rollout=f"seen-{index}", tokens=64))
         waiting = [asyncio.ensure_future(stage.port.ask(BALANCER, acquire(f"w{index}", 1024))) for index in range(100)]
-        await asyncio.sleep(0.1)
-        granted = sum(answer.done() for answer in waiting)
-        assert 20 < granted <= 100, "worst_case would grant 8"
+        # worst_case would grant 8
+        answers = await asyncio.wait_for(asyncio.gather(*waiting[:20]), 10)
+        assert all(answer.lease is not None for answer in answers)

@@ -31,9 +31,10 @@ class Books(RuleBasedStateMachine):
         self.waiting: dict[str, None] = {}
         self.at_barrier: dict[str, None] = {}
         self.lengths: dict[str, int] = {}
-        self.incarnations = dict.fromkeys(NAMES, 0)
+        self.incarnations: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.kv: dict[str, int] = {}
         self.count = 0
+        self.time = 0.0
 
     def settle(self) -> None:
         granted = set()
@@ -93,6 +94,12 @@ class Books(RuleBasedStateMachine):
         self.balancing.wish(Wish(rollout=name, prompt_tokens=self.lengths[name], max_tokens=tokens, group=group))
         self.settle()
         return name
+
+    @rule(seconds=st.floats(0.0, 5.0))
+    def time_passes(self, seconds: float) -> None:
+        self.time += seconds
+        self.balancing.time_is(self.time)
+        self.settle()
 
     @rule(name=rollouts)
     def ask_again(self, name: str) -> None:

@@ -72,7 +72,7 @@ def test_what_is_let_in_rarely_outgrows_the_cache() -> None:
     over = 0
     for _ in range(200):
         chosen = rng.sample(lengths, count)
-        peak = max(sum(min(grown, n) for n in chosen if n >= grown) for grown in range(PROMPT, LONGEST, 50))
+        peak = max(sum(min(grown, n) for n in chosen if n >= grown) for grown in range(PROMPT, LONGEST, 100))
         over += peak > 64_000
     worst_case = 64_000 // LONGEST
     assert count > 2 * worst_case and over <= 10
@@ -103,6 +103,26 @@ def test_the_estimate_is_kaplan_and_meiers() -> None:
         assert survival[bucket] == pytest.approx(expected, abs=0.01)
         known = [end for end, ended in seen if end > bucket or (end == bucket and ended)]
         expected *= 1 - sum(end == bucket for end in known) / len(known)
+
+
+def test_a_long_turn_is_not_taken_for_no_growth() -> None:
+    """A rollout that has told nothing for four seconds is taken to have grown as others have."""
+    balancing = predictive(kv_tokens=20_000)
+    show(balancing, [6000] * 300)
+    balancing.wish(wish("first"))
+    balancing.grants()
+    balancing.time_is(1.0)
+    balancing.progressed("first", 1100)  # 1,000 tokens a second
+    promised = balancing.loads()[0].promised
+    balancing.wish(wish("second"))
+    balancing.grants()
+    balancing.time_is(5.0)
+    balancing.progressed("first", 1200)
+    (load,) = balancing.loads()
+    assert promised == pytest.approx(6000, rel=0.15)
+    second = balancing._sessions["second"]
+    assert second.tokens == PROMPT and second.bucket > 20, "it has told nothing since its start, four seconds ago"
+    assert load.promised > promised
 
 
 def test_one_rollout_of_each_group_goes_first_then_the_longest_groups() -> None:
