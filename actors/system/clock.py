@@ -14,7 +14,7 @@ from typing import Protocol
 class Timer(Protocol):
     """A callback that is to come."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Let it not come; too late is allowed."""
         ...
 
