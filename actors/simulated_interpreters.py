@@ -31,7 +31,7 @@ class SimulatedInterpreters:
         seconds = min(scripted.run_seconds, limit)
         async with self._free:
             await self._clock.sleep(seconds)
-        return ToolResult.model_construct(
+        return ToolResult(
             id=call.id,
             status=status,
             exit_code={"success": 0, "error": 1}.get(status),

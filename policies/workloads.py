@@ -256,8 +256,8 @@ class ScriptedDialogue(Dialogue):
         calls = []
         for index in range(len(self._said.calls)):
             name = f"{self.id}/{self.turns - 1}/{index}"
-            call = ToolCall.model_construct(id=name, code="", limits=self._limits.call)
-            calls.append(RequestedCall.model_construct(call=call))
+            call = ToolCall(id=name, code="", limits=self._limits.call)
+            calls.append(RequestedCall(call=call))
         return Turn(ended=self._ended, calls=calls, answer_tags=int(self._ended and not calls))
 
     def _respond(self, records: Sequence[CallRecord]) -> PackedIds:
