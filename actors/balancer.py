@@ -23,8 +23,10 @@ from actors.messages import (
     LeaveGenerator,
     OpenGate,
     ReleaseLease,
+    ReleaseOwner,
     TurnEnded,
 )
+from actors.supervision import owner_of
 from actors.system.actor import Actor, handles
 from actors.system.message import Done
 from policies.balancing import BalancerOptions, Lease, Strategy, Unplaceable
@@ -61,8 +63,11 @@ class BalancerActor(Actor):
 
     @handles(LeaveGenerator)
     async def on_leave(self, request: LeaveGenerator) -> Done:
-        self._end_leases(self._at_this_time().generator_left(request.generator))
-        self._go_on()
+        for load in self._strategy.loads():
+            capacity = load.capacity
+            if capacity.generator == request.generator and request.incarnation in (None, capacity.incarnation):
+                self._end_leases(self._at_this_time().generator_left(request.generator))
+                self._go_on()
         return Done()
 
     @handles(AcquireLease)
@@ -85,13 +90,22 @@ class BalancerActor(Actor):
 
     @handles(ReleaseLease)
     async def on_release(self, message: ReleaseLease) -> None:
-        self._strategy.withdraw(message.rollout)
-        waiting = self._asked.pop(message.rollout, None)
+        self._release(message.rollout, message.tokens)
+        self._go_on()
+
+    @handles(ReleaseOwner)
+    async def on_release_owner(self, message: ReleaseOwner) -> None:
+        for rollout in [rollout for rollout in (*self._asked, *self._leases) if owner_of(rollout) == message.owner]:
+            self._release(rollout, None)
+        self._go_on()
+
+    def _release(self, rollout: str, tokens: int | None) -> None:
+        self._strategy.withdraw(rollout)
+        waiting = self._asked.pop(rollout, None)
         if waiting is not None:
             waiting.cancel()
-        self._at_this_time().release(message.rollout, message.tokens)
-        self._end_leases((message.rollout,))
-        self._go_on()
+        self._at_this_time().release(rollout, tokens)
+        self._end_leases((rollout,))
 
     @handles(TurnEnded)
     async def on_turn_ended(self, message: TurnEnded) -> None:
@@ -128,7 +142,12 @@ class BalancerActor(Actor):
 
     @handles(DescribeBalancer)
     async def on_describe(self, _: DescribeBalancer) -> BalancerStatus:
+        return self.status()
+
+    def status(self) -> BalancerStatus:
+        """The books as they are now."""
         return BalancerStatus(
+            gate_open=self._open,
             loads=self._strategy.loads(),
             waiting=len(self._asked),
             granted_total=self._granted_total,

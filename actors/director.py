@@ -31,31 +31,38 @@ from actors.messages import (
 )
 from actors.reinforcement import Reinforcement
 from actors.sampling import Sampler
-from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from actors.supervision import Supervision
+from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, handles
 from actors.system.clock import seconds_since
 from actors.system.message import Done
 from actors.tokenizer import PromptOptions, load_chat_format
 from policies.options import ObjectiveOptions
+from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
 
 LEARNER_DEADLINE_S = 600.0
 DRAIN_DEADLINE_S = 3600.0
 UPDATE_DEADLINE_S = 600.0
+RETRY_S = 2.0
+RETURN_S = 180.0
+"""How long weights wait for a generator that was lost: it may be restarting."""
+LEFT_OUT_S = 20.0
+"""How long for one that is known to be gone."""
 
 
 class DirectorActor(Actor):
     """Directs the other actors of a training run.
 
     Args:
-        model: folder with the tokenizer.
+        model: folder with the tokenizer, which fine-tuning needs; None in a simulation.
         checkpoints: folder that a checkpoint is written to after each stage of learning.
     """
 
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         prompt: PromptOptions,
         run_seed: int,
         learner: ActorRef,
@@ -73,10 +80,14 @@ class DirectorActor(Actor):
         self._news = asyncio.Event()
         self._stage_lock = asyncio.Lock()
         self._done: dict[str, StageDone] = {}
+        self._version = WeightsVersion(0, 0)
 
     async def start(self) -> None:
-        self._chat = load_chat_format(self._model, self._prompt)
+        self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._sampler = Sampler(self.port, self._rollouts)
+        self._supervision = Supervision(
+            self.port, self._balancer, self._generators, self._rollouts, lambda: self._version
+        )
 
     @handles(RunFineTuning)
     async def on_fine_tune(self, request: RunFineTuning) -> StageDone:
@@ -84,6 +95,7 @@ class DirectorActor(Actor):
             if request.name in self._done:
                 return self._done[request.name]
             options = request.options
+            assert self._chat is not None, "fine-tuning needs a tokenizer"
             await self._begin(
                 BeginStage(optimiser=options.optimiser, objective=ObjectiveOptions(), total_steps=options.steps)
             )
@@ -167,9 +179,25 @@ class DirectorActor(Actor):
         await self.port.ask(self._balancer, CloseGate(), DRAIN_DEADLINE_S)
         published = await self.port.ask(self._learner, PublishWeights(), LEARNER_DEADLINE_S)
         update = UpdateWeights(version=published.version, blob=published.blob)
-        await asyncio.gather(*[self.port.ask(ref, update, UPDATE_DEADLINE_S) for ref in self._generators])
+        self._version = published.version
+        await asyncio.gather(*[self._update(ref, update) for ref in self._generators])
         await self.port.blobs.drop(BlobRef(published.blob))
         await self.port.ask(self._balancer, OpenGate(version=published.version), LEARNER_DEADLINE_S)
+
+    async def _update(self, ref: ActorRef, update: UpdateWeights) -> None:
+        """Bring weights to one generator; one that can't be reached is left out until it is back with them."""
+        began = self.port.clock.now_ns()
+        while True:
+            try:
+                await self.port.ask(ref, update, UPDATE_DEADLINE_S)
+                return
+            except ActorLost as lost:
+                waited = seconds_since(self.port.clock, began)
+                if waited > RETURN_S or (ref.name in self._supervision.left_out and waited > LEFT_OUT_S):
+                    log.warning("%s goes without weights %s: %s", ref.name, update.version, lost)
+                    await self._supervision.leave_out(ref.name)
+                    return
+            await self.port.clock.sleep(RETRY_S)
 
     def _report(self, report: Report) -> None:
         self._reports.append(report)

@@ -29,16 +29,18 @@ from actors.messages import (
     RunCall,
     VerifyAnswer,
 )
+from actors.simulated_interpreters import SimulatedInterpreters
 from actors.system.actor import Actor, handles
 from actors.verification import Verifier
 from env import preload
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
 from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
-from env.interpreters import SANDBOX, Interpreters
+from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER
+from policies.workloads import Workload
 
 RECENT_RESULTS = 4096
 RECENT_CHARACTERS = 32 << 20
@@ -84,13 +86,15 @@ class EnvironmentActor(Actor):
         preloaded: Sequence[str] = preload.LIBRARIES,
         recycle_after: int = RECYCLE_AFTER,
         faults: FaultPlan | None = None,
+        workload: Workload | None = None,
     ) -> None:
         """`limits` are the most that a call gets.
 
         `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
         `libraries` is the folder that `python -m env.image` built, by default the project's own. How calls are kept
         apart (`isolation`, `preloaded`, `recycle_after`) is as in `env.interpreters.Interpreters`.
-        `faults` are made to happen to its jails.
+        `faults` are made to happen to its jails. With a `workload` nothing is run: it says what comes of each call, and
+        how long that takes.
         """
         self._limits = limits or Limits()
         cores = cores or os.cpu_count() or 1
@@ -103,14 +107,23 @@ class EnvironmentActor(Actor):
         self._open: dict[str, asyncio.Future[ToolResult]] = {}
         self._calls_run = self._sandbox_failures = self._cancelled = 0
         self._answers_compared = self._comparisons_timed_out = 0
+        self._workload = workload
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
     async def start(self) -> None:
         """Raises `env.image.ImageIncomplete` if the sandbox is not built."""
+        self._interpreters = self._real() if self._workload is None else self._simulated(self._workload)
+        runs = self._interpreters
+        if self._faults is not None:
+            runs = FaultyInterpreters(runs, self._faults)
+        self._scheduler = CallScheduler(runs, cores=self._cores, workers=self._workers)
+        self._verifier = Verifier(self._cores)
+
+    def _real(self) -> Interpreters:
         # Where engines share the cores, calls go first: their results are what makes the engines' batches large.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
-        self._interpreters = Interpreters(
+        return Interpreters(
             self._limits,
             self._workers,
             self._image,
@@ -119,9 +132,10 @@ class EnvironmentActor(Actor):
             preloaded=self._preloaded,
             recycle_after=self._recycle_after,
         )
-        runs = self._interpreters if self._faults is None else FaultyInterpreters(self._interpreters, self._faults)
-        self._scheduler = CallScheduler(runs, cores=self._cores, workers=self._workers)
-        self._verifier = Verifier(self._cores)
+
+    def _simulated(self, workload: Workload) -> SimulatedInterpreters:
+        self._cores = self._workers  # nothing is gained by looking at this machine's cores
+        return SimulatedInterpreters(workload, self._workers, self.port.clock)
 
     async def stop(self) -> None:
         await asyncio.gather(self._scheduler.close(), self._interpreters.close(), self._verifier.close())
@@ -146,11 +160,11 @@ class EnvironmentActor(Actor):
 
     @handles(DescribeEnvironment)
     async def on_describe(self, _: DescribeEnvironment) -> EnvironmentStatus:
-        isolation = await self._interpreters.isolation()
+        described = await self._interpreters.describe()
         return EnvironmentStatus(
-            sandbox=SANDBOX,
-            isolation=self._interpreters.isolation_kind,
-            weaknesses=isolation.weaknesses,
+            sandbox=described.sandbox,
+            isolation=described.isolation,
+            weaknesses=described.weaknesses,
             calls_run=self._calls_run,
             sandbox_failures=self._sandbox_failures,
             retried=self._scheduler.retried,

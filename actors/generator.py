@@ -16,14 +16,17 @@ from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
 from actors.engines.vllm_engine import VllmEngine, VllmOptions
 from actors.messages import (
     DescribeGenerator,
+    ForgetOwner,
     ForgetRollout,
     GeneratorStatus,
     JoinGenerator,
+    PublishWeights,
     SampleTurn,
     TurnSampled,
     UpdateWeights,
 )
-from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from actors.supervision import Watched, owner_of
+from actors.system.actor import ActorRef, BlobRef, handles
 from actors.system.message import Done
 from policies import tokens
 from policies.balancing import Capacity
@@ -34,37 +37,51 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 60.0
 """For small requests to other actors."""
+WEIGHTS_DEADLINE_S = 3600.0
+"""For the learner's weights: it may be in the middle of a step."""
 
 
-class GeneratorActor(Actor):
+class GeneratorActor(Watched):
     """Samples model turns.
 
     Args:
         model: folder of the model in Hugging Face format; a simulated engine has none.
         options: how the engine is set up; they also say which engine it is.
         balancer: where the generator's capacity is announced.
+        learner: whose weights a generator takes that was restarted in the middle of a run.
         script: what the model of a simulated engine says.
     """
 
     def __init__(
-        self, *, model: str, options: VllmOptions | SimulatedOptions, balancer: ActorRef, script: Script | None = None
+        self,
+        *,
+        model: str,
+        options: VllmOptions | SimulatedOptions,
+        balancer: ActorRef,
+        learner: ActorRef | None = None,
+        script: Script | None = None,
     ) -> None:
         self._model, self._options, self._balancer, self._script = model, options, balancer, script
+        self._learner = learner
         self._histories: dict[str, list[int]] = {}
-        self._turns: dict[tuple[str, int], asyncio.Future[TurnSampled]] = {}
+        self._turns: dict[str, dict[int, asyncio.Future[TurnSampled]]] = {}
         self._turns_served = 0
         self._version = WeightsVersion(0, 0)
 
     async def start(self) -> None:
         self._engine: Engine = self._make_engine()
         self._capacity = await self._engine.start()
+        if self.port.incarnation and self._learner is not None:
+            published = await self.port.ask(self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
+            await self._take(published.version, published.blob)
+            await self.port.blobs.drop(BlobRef(published.blob))
         await self.port.ask(self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
 
     def _make_engine(self) -> Engine:
         port = self.port
         if isinstance(self._options, SimulatedOptions):
             assert self._script is not None, "a simulated engine needs a script"
-            return SimulatedEngine(options=self._options, script=self._script, clock=port.clock, spawn=port.start_task)
+            return SimulatedEngine(options=self._options, script=self._script, clock=port.clock)
         return VllmEngine(
             model=self._model,
             options=self._options,
@@ -74,25 +91,34 @@ class GeneratorActor(Actor):
             spawn=port.start_task,
         )
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, for those who watch a run on the virtual stage."""
+        return self._engine
+
+    def kv_tokens(self) -> int:
+        """Tokens of KV cache that the engine has."""
+        return self._capacity.kv_tokens
+
     async def stop(self) -> None:
         await self._engine.close()
 
     @handles(SampleTurn)
     async def on_sample(self, request: SampleTurn) -> TurnSampled:
         rollout = request.lease.rollout
-        key = (rollout, request.turn)
-        if key in self._turns:  # asked again after a resend
-            return await asyncio.shield(self._turns[key])
+        turns = self._turns.setdefault(rollout, {})
+        if request.turn in turns:  # asked again after a resend
+            return await asyncio.shield(turns[request.turn])
         history = self._histories.get(rollout, [])
         stale = request.lease.incarnation != self.port.incarnation
         if stale or (request.known > len(history) and request.counted is None):
             return TurnSampled(finish="history_missing", version=self._version)
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
-        self._turns[key] = future
+        turns[request.turn] = future
         try:
             sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
         except BaseException as error:
-            self._turns.pop(key, None)
+            turns.pop(request.turn, None)
             future.set_exception(error)
             future.exception()  # whoever waited has it; nobody waiting is no fault
             raise
@@ -126,19 +152,28 @@ class GeneratorActor(Actor):
 
     @handles(ForgetRollout)
     async def on_forget(self, message: ForgetRollout) -> None:
-        self._histories.pop(message.rollout, None)
-        for key in [key for key in self._turns if key[0] == message.rollout]:
-            del self._turns[key]
-            await self._engine.abort(f"{key[0]}#{key[1]}")
+        await self._forget(message.rollout)
+
+    @handles(ForgetOwner)
+    async def on_forget_owner(self, message: ForgetOwner) -> None:
+        for rollout in [rollout for rollout in self._turns if owner_of(rollout) == message.owner]:
+            await self._forget(rollout)
+
+    async def _forget(self, rollout: str) -> None:
+        self._histories.pop(rollout, None)
+        for turn in self._turns.pop(rollout, {}):
+            await self._engine.abort(f"{rollout}#{turn}")
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:
-        if request.version == self._version:
-            return Done()  # asked again after a resend
-        weights = await self.port.blobs.get(BlobRef(request.blob))
-        await self._engine.update_weights(request.version, weights.items())
-        self._version = request.version
+        if request.version > self._version:  # else asked again after a resend, or overtaken by a later one
+            await self._take(request.version, request.blob)
         return Done()
+
+    async def _take(self, version: WeightsVersion, blob: str) -> None:
+        weights = await self.port.blobs.get(BlobRef(blob))
+        await self._engine.update_weights(version, weights.items())
+        self._version = version
 
     @handles(DescribeGenerator)
     async def on_describe(self, _: DescribeGenerator) -> GeneratorStatus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from actors.system.message import Done, Message, Request
-from env.isolation import IsolationKind
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Capacity, Lease, Load, Wish
 from policies.dialogue import DialogueLimits
@@ -13,6 +12,23 @@ from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.scripted import CountedTokens, ScriptedTurn
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.trajectory import Problem, Trajectory, Verdict, WeightsVersion
+
+# --- whoever is watched -------------------------------------------------------------------------
+
+
+class Identity(Message, tag="watched.identity"):
+    incarnation: int
+
+
+class Identify(Request[Identity], tag="watched.identify"):
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
+class AwaitEnd(Request[Done], tag="watched.await_end"):
+    """Never answered: whoever asks hears of the actor's end, since the ask fails with it."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
 
 # --- environments -------------------------------------------------------------------------------
 
@@ -54,7 +70,7 @@ class CancelCalls(Message, tag="environment.cancel"):
 class EnvironmentStatus(Message, tag="environment.status"):
     sandbox: str
     """What keeps calls away from the host, such as `nsjail`."""
-    isolation: IsolationKind
+    isolation: str
     """How calls are kept apart from each other."""
     weaknesses: tuple[str, ...]
     """What the host can't give, and what stands in for it; usually empty."""
@@ -113,7 +129,15 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     """In the simulator: the whole history, whatever is known, in place of `ids`."""
 
 
-class ForgetRollout(Message, tag="generator.forget"):
+class ForgetOwner(Request[Done], tag="generator.forget_owner"):
+    """An incarnation of a rollout actor is gone: forget all of its rollouts."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    owner: str
+    """`NAME-INCARNATION`, as names of leases have it."""
+
+
+class ForgetRollout(Request[Done], tag="generator.forget"):
     """The rollout is over: abort what runs for it and drop its history."""
 
     lane: ClassVar[Literal["work", "control"]] = "control"
@@ -164,7 +188,15 @@ class AcquireLease(Request[LeaseGranted], tag="balancer.acquire"):
     wish: Wish
 
 
-class ReleaseLease(Message, tag="balancer.release"):
+class ReleaseOwner(Request[Done], tag="balancer.release_owner"):
+    """An incarnation of a rollout actor is gone: end all of its leases and wishes."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    owner: str
+    """`NAME-INCARNATION`, as names of leases have it."""
+
+
+class ReleaseLease(Request[Done], tag="balancer.release"):
     lane: ClassVar[Literal["work", "control"]] = "control"
     rollout: str
     tokens: int | None = None
@@ -199,6 +231,8 @@ class LeaveGenerator(Request[Done], tag="balancer.leave"):
 
     lane: ClassVar[Literal["work", "control"]] = "control"
     generator: str
+    incarnation: int | None = None
+    """The one that died: a later one stays. None: whichever there is."""
 
 
 class CloseGate(Request[Done], tag="balancer.close_gate"):
@@ -213,6 +247,7 @@ class OpenGate(Request[Done], tag="balancer.open_gate"):
 
 
 class BalancerStatus(Message, tag="balancer.status"):
+    gate_open: bool
     loads: tuple[Load, ...]
     waiting: int
     granted_total: int

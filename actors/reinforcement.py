@@ -9,13 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from actors.messages import DescribeBalancer, DescribeGenerator, GeneratorStatus, Learn, Report, RunReinforcement
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
-from actors.system.actor import ActorRef, Port
+from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.curriculum import ProblemStream
 from policies.grouping import LearningBatch, add_groups, shuffled_rewards
@@ -148,14 +149,22 @@ class Reinforcement:
         figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
         return figures | staleness_figures(played.sampled.trajectories, before)
 
-    async def _statuses(self) -> list[GeneratorStatus]:
-        return [await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S) for ref in self._generators]
+    async def _statuses(self) -> dict[str, GeneratorStatus]:
+        """By generator; those that can't be reached are left out."""
+        statuses = {}
+        for ref in self._generators:
+            with contextlib.suppress(ActorError):
+                statuses[ref.name] = await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S)
+        return statuses
 
-    async def _load_figures(self, before: list[GeneratorStatus], rollout_s: float) -> dict[str, float]:
+    async def _load_figures(self, before: dict[str, GeneratorStatus], rollout_s: float) -> dict[str, float]:
         """How busy the generators were, and how much of their KV cache was held on average, while rollouts ran."""
         figures: dict[str, float] = {}
-        for then, now in zip(before, await self._statuses(), strict=True):
-            name, kv = now.capacity.generator, now.kv_token_seconds - then.kv_token_seconds
+        for name, now in (await self._statuses()).items():
+            then = before.get(name)
+            if then is None or then.capacity != now.capacity:
+                continue  # it was gone, or was restarted, and counts anew
+            kv = now.kv_token_seconds - then.kv_token_seconds
             figures[f"busy_share_{name}"] = (now.busy_seconds - then.busy_seconds) / rollout_s
             figures[f"kv_used_share_{name}"] = kv / (now.capacity.kv_tokens * rollout_s)
         status = await self._port.ask(self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)

@@ -28,13 +28,15 @@ from actors.messages import (
     TurnEnded,
     TurnSampled,
 )
-from actors.system.actor import Actor, ActorLost, ActorRef, handles, seed_for
+from actors.supervision import Watched, insist
+from actors.system.actor import ActorError, ActorLost, ActorRef, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
 from policies.trajectory import Trajectory, Verdict
+from policies.workloads import ScriptedDialogue, Workload
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ TURN_DEADLINE_S = 600.0
 """A generator that has not finished one turn by then is taken for dead."""
 LEASE_DEADLINE_S = 3600.0
 ARCHIVE_DEADLINE_S = 120.0
+FORGET_DEADLINE_S = 60.0
 TRIES = 3
 """How often a turn is tried again after the generator that had it died."""
 
@@ -50,31 +53,35 @@ class RefusedRollout(ValueError):
     """No generator could ever hold the rollout."""
 
 
-class RolloutActor(Actor):
+class RolloutActor(Watched):
     """Plays dialogues.
 
     Args:
-        model: folder with the tokenizer.
+        model: folder with the tokenizer; None with a workload.
         run_seed: seed of the run; each turn samples from a stream of its own.
+        workload: in a simulation, what the dialogues say; they have no text then.
     """
 
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         prompt: PromptOptions,
         run_seed: int,
         balancer: ActorRef,
         environments: list[ActorRef],
         archive: ActorRef,
+        workload: Workload | None = None,
     ) -> None:
+        assert (model is None) != (workload is None), "dialogues have text or a script"
+        self._workload = workload
         self._model, self._prompt, self._run_seed = model, prompt, run_seed
         self._balancer, self._archive = balancer, archive
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
 
     async def start(self) -> None:
-        self._chat = load_chat_format(self._model, self._prompt)
+        self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._environments = EnvironmentPool(self.port, self._environment_refs)
 
     @handles(RunRollout)
@@ -87,10 +94,21 @@ class RolloutActor(Actor):
         return await asyncio.shield(task)
 
     async def _play(self, request: RunRollout) -> RolloutFinished:
-        dialogue = Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
-        trajectory = await _Play(self, request, dialogue).to_the_end()
+        trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
         return RolloutFinished(trajectory=trajectory)
+
+    def _dialogue(self, request: RunRollout) -> Dialogue:
+        if self._workload is not None:
+            return ScriptedDialogue(
+                id=request.id,
+                group=request.group,
+                workload=self._workload,
+                problem=request.problem,
+                limits=request.limits,
+            )
+        assert self._chat is not None, "start() loads it"
+        return Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
@@ -105,8 +123,14 @@ class RolloutActor(Actor):
         `tokens` is the length that the rollout came to, None if it did not come to its end.
         """
         assert granted.lease is not None
-        self.port.tell(ActorRef(granted.lease.generator), ForgetRollout(rollout=granted.lease.rollout))
-        self.port.tell(self._balancer, ReleaseLease(rollout=granted.lease.rollout, tokens=tokens))
+        self.port.start_task(self._give_back(granted.lease, tokens))
+
+    async def _give_back(self, lease: Lease, tokens: int | None) -> None:
+        try:
+            await self.port.ask(ActorRef(lease.generator), ForgetRollout(rollout=lease.rollout), FORGET_DEADLINE_S)
+        except ActorError as error:  # then what it held is gone, or will be: nobody can wait for it
+            log.warning("%s could not be told to forget %s: %s", lease.generator, lease.rollout, error)
+        await insist(self.port, self._balancer, ReleaseLease(rollout=lease.rollout, tokens=tokens))
 
     async def may_begin(self, lease: Lease, turn: int) -> None:
         """Wait at the turn barrier, if the lease has one."""
@@ -128,7 +152,7 @@ class RolloutActor(Actor):
 
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a model turn."""
-        return self._chat.stop_ids
+        return () if self._chat is None else self._chat.stop_ids
 
     def turn_seed(self, rollout: str, turn: int) -> int:
         """The seed of one turn's random stream, 63 bits."""
@@ -174,11 +198,19 @@ class _Play:
                 log.warning("rollout %s: %s; acquiring another lease", self._request.id, lost)
                 self._release()
                 continue
-            self._dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
+            self._take_in(sampled)
             self._known = self._dialogue.length
             self._actor.say_progress(self._lease(), self._dialogue.length)
             return
         raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
+
+    def _take_in(self, sampled: TurnSampled) -> None:
+        dialogue = self._dialogue
+        if isinstance(dialogue, ScriptedDialogue):
+            assert sampled.turn is not None, "the engine of a simulation answers with scripted turns"
+            dialogue.said(sampled.turn, sampled.finish == "stop", sampled.version)
+        else:
+            dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
 
     async def _ask_generator(self, sample: Sample) -> TurnSampled:
         if self._granted is None:
@@ -194,12 +226,14 @@ class _Play:
         return sampled
 
     async def _ask_turn(self, sample: Sample) -> TurnSampled:
-        lease = self._lease()
+        lease, dialogue = self._lease(), self._dialogue
+        scripted = isinstance(dialogue, ScriptedDialogue)
         turn = SampleTurn(
             lease=lease,
             turn=sample.turn,
             known=self._known,
-            ids=self._dialogue.ids_from(self._known),
+            ids=b"" if scripted else dialogue.ids_from(self._known),
+            counted=dialogue.counted() if scripted else None,
             max_tokens=sample.max_tokens,
             temperature=self._request.temperature,
             stop_ids=self._actor.stop_ids(),

@@ -22,6 +22,7 @@ from policies.trajectory import Problem, Trajectory, WeightsVersion
 log = logging.getLogger(__name__)
 
 ROLLOUT_DEADLINE_S = 7200.0
+RETRY_S = 5.0
 TRIES = 3
 """How often a rollout is tried again, on another actor, after the one that played it died or failed."""
 
@@ -96,6 +97,7 @@ class Sampler:
             except ActorError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)
+                await self._port.clock.sleep(RETRY_S)  # whoever was lost may be restarting
         return f"{request.id}: {reason}"
 
 

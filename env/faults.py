@@ -34,7 +34,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from env.call_scheduler import CallScheduler
+from env.call_scheduler import CallScheduler, Runs
 from env.host_state import sandbox_processes
 from env.image import Image
 from env.interpreters import Interpreters
@@ -115,7 +115,7 @@ _LOOK_S = 0.005
 class FaultyInterpreters:
     """Interpreters that fail as a plan says. Does not close what it is given."""
 
-    def __init__(self, interpreters: Interpreters, plan: FaultPlan) -> None:
+    def __init__(self, interpreters: Runs, plan: FaultPlan) -> None:
         self._interpreters, self._plan = interpreters, plan
         self._runs: Counter[str] = Counter()
         self.hits: list[Hit] = []

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from env import preload
 from env.image import Image
-from env.isolation import Isolation, IsolationKind, Running
+from env.isolation import Isolation, IsolationKind, Running, SandboxDescription
 from env.jail_per_call import JailPerCall
 from env.tool_call import PYTHON_TOOL, Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER, Zygotes
@@ -73,6 +73,10 @@ class Interpreters:
     async def isolation(self) -> Isolation:
         """What keeps calls apart; starts it if no call has yet. Raises `OSError` if it can't be started."""
         return await self._started()
+
+    async def describe(self) -> SandboxDescription:
+        """What keeps calls away from the host and from each other. Raises as `isolation` does."""
+        return SandboxDescription(SANDBOX, self.isolation_kind, (await self.isolation()).weaknesses)
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call when its turn comes. A program's failure is a result, never an exception.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from env.tool_call import Limits, ToolCall, ToolResult
 
@@ -18,6 +18,17 @@ NO_CGROUP = "no cgroup can be made here: memory is limited for each process by i
 ONE_USER = "this process may not use other users' ids: calls share one, and the limit on processes is for all of them"
 
 logger = logging.getLogger(__name__)
+
+
+class SandboxDescription(NamedTuple):
+    """What a sandbox says of itself; for the books."""
+
+    sandbox: str
+    """What keeps calls away from the host, such as `nsjail`."""
+    isolation: str
+    """How calls are kept apart from each other."""
+    weaknesses: tuple[str, ...]
+    """What this host can't give, and what stands in for it; one sentence each."""
 
 
 class Isolation(Protocol):

@@ -102,7 +102,12 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
             Part(
                 name=ref.name,
                 actor=GeneratorActor,
-                arguments={"model": str(model), "options": recipe.generators.engine, "balancer": balancer},
+                arguments={
+                    "model": str(model),
+                    "options": recipe.generators.engine,
+                    "balancer": balancer,
+                    "learner": learner,
+                },
                 gpus=recipe.generators.gpus,
                 threads=recipe.generators.threads,
                 environment=QUIET_ENGINE,

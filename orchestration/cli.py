@@ -103,6 +103,84 @@ def _show_plan(planned: Any, as_json: bool) -> None:
 
 
 @app.command()
+def drill(
+    recipe: Annotated[Path, typer.Argument(help="A recipe; a miniature of its first RL stage is run.")] = Path(
+        "recipes/quickstart.toml"
+    ),
+    overrides: Overrides = None,
+    virtual: Annotated[bool, typer.Option("--virtual", help="On the virtual stage; required for now.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many fault plans to run.")] = 100,
+    first: Annotated[int, typer.Option(help="Seed of the first plan.")] = 0,
+    plan: Annotated[Path | None, typer.Option(help="Run this plan (JSON) instead, under the order of --first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run seeded fault plans on the virtual stage; a plan that breaks the run is shrunk and printed."""
+    from actors.system.faults import FaultPlan
+    from orchestration.drill import Drill, repeat_command
+
+    if not virtual:
+        raise RecipeError("drills run on the virtual stage only; add --virtual")
+    training = Drill(load_recipe(recipe, overrides))
+    if plan is not None:
+        reason = training.fault_of(FaultPlan.model_validate_json(plan.read_text()), first)
+        print(reason or "passed")
+        raise SystemExit(1 if reason else 0)
+    failures = training.run(
+        range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
+    )
+    if as_json:
+        found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
+        print(json.dumps({"seeds": seeds, "failures": found}))
+    for each in failures:
+        console.print(f"[bold red]seed {each.seed}:[/] {_escaped(each.reason)}\n{_escaped(str(each.shrunk))}")
+        console.print(f"repeat it: {repeat_command(recipe, overrides or [], each)}", soft_wrap=True)
+    console.print(f"{seeds - len(failures)} of {seeds} plans passed")
+    raise SystemExit(1 if failures else 0)
+
+
+Stage = Annotated[str | None, typer.Option(help="Which stage; by default the first one of reinforcement.")]
+
+
+@app.command()
+def simulate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Strategies to compare: a,b or all; by default the recipe's own.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
+    stage: Stage = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 1,
+    explore: Annotated[
+        int | None, typer.Option(help="A seed: actors that are ready at the same moment run in an order drawn from it.")
+    ] = None,
+    events: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST", help="Print these events of the trace, and stop after the last.")
+    ] = None,
+    page: Annotated[Path, typer.Option(help="Folder for the HTML page.")] = Path("runs/simulations"),
+    as_json: AsJson = False,
+) -> None:
+    """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
+    from orchestration import simulate as simulation
+    from orchestration.simulation_page import write_page
+
+    loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
+    name = stage or simulation.first_stage(loaded)
+    names = simulation.chosen_strategies(strategies, loaded)
+    if events is not None:
+        simulation.print_events(loaded, name, names[0], steps, explore, events)
+        return
+    found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
+    path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
+    if as_json:
+        print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))
+        return
+    out = Console()
+    simulation.show(loaded, name, found, out)
+    out.print(f"page: {path}")
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Write a run's report.html anew."""
     from orchestration.report import write_report

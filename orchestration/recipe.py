@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from actors.engines.vllm_engine import VllmOptions
+from actors.simulated_learner import LearnerCost
 from actors.tokenizer import PromptOptions
 from env.isolation import IsolationKind
 from env.preload import LIBRARIES
@@ -24,6 +25,8 @@ from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
 from policies.options import LimitOptions, Options
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
+from policies.step_cost import StepCost
+from policies.workloads import ProfileName, WorkloadOptions
 
 
 class RecipeError(ValueError):
@@ -115,6 +118,19 @@ class LearnerSettings(Options):
     gpus: Annotated[float, Field(ge=0)] = 0.0
 
 
+class SimulationSettings(Options):
+    """What `greenroom simulate` needs to know beyond the rest: how long things take, and what models say."""
+
+    cost: StepCost = StepCost()
+    """Of one engine's steps; `greenroom calibrate` measures it."""
+    update_seconds: Annotated[float, Field(ge=0)] = 1.0
+    """In which an engine takes new weights."""
+    learner: LearnerCost = LearnerCost()
+    workloads: dict[str, ProfileName | WorkloadOptions] = Field(default_factory=dict)
+    """By stage: the name of a profile, or a workload of one's own. Stages that are not named get one that is scaled to
+    their limits (`WorkloadOptions.scaled`)."""
+
+
 Stage = Annotated[FineTuningOptions | ReinforcementOptions, Field(discriminator="kind")]
 
 
@@ -133,6 +149,7 @@ class Recipe(Options):
     rollouts: RolloutSettings = RolloutSettings()
     balancer: BalancerOptions = BalancerOptions()
     learner: LearnerSettings = LearnerSettings()
+    simulation: SimulationSettings = SimulationSettings()
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
     stages: Annotated[dict[str, Stage], Field(min_length=1)]

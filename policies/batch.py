@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from policies import tokens
+from policies.scripted import CountedTokens
+from policies.tokens import PackedIds
 from policies.trajectory import Record, Trajectory
 
 
@@ -15,8 +17,8 @@ class TrainingSequence(Record):
     in reinforcement learning it marks the tokens that the model sampled.
     """
 
-    ids: bytes
-    """int32 `[L]`."""
+    ids: PackedIds
+    """int32 `[L]`; in a simulator, counted."""
     learned: bytes
     """uint8 `[L]`: 1 where the token takes part in the loss. Position 0 never does: nothing predicts it."""
     logprobs: bytes = b""
@@ -35,7 +37,7 @@ class TrainingSequence(Record):
             raise ValueError("`learned` holds bytes other than 0 and 1")
         if self.learned[:1] == b"\x01":
             raise ValueError("the first token cannot be learned, since nothing predicts it; mark it 0")
-        if self.logprobs and len(self.logprobs) != len(self.ids):
+        if self.logprobs and tokens.count(self.logprobs) != self.length:
             raise ValueError(
                 f"{tokens.count(self.logprobs)} log-probabilities for {self.length} tokens; "
                 "give one for each token, or none"
@@ -61,10 +63,11 @@ def sequence_from_trajectory(trajectory: Trajectory, advantage: float, group: in
         sampled = span.kind == "model"
         learned.append((b"\x01" if sampled else b"\x00") * length)
         logprobs.append(span.logprobs if sampled else bytes(4 * length))
+    ids = tokens.joined([span.ids for span in trajectory.spans])
     return TrainingSequence(
-        ids=tokens.concatenate(span.ids for span in trajectory.spans),
+        ids=ids,
         learned=b"".join(learned),
-        logprobs=b"".join(logprobs),
+        logprobs=b"" if isinstance(ids, CountedTokens) else b"".join(logprobs),
         advantage=advantage,
         group=group,
     )

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from env.tool_call import ToolCall, ToolResult
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.options import LimitOptions
+from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall, parse_calls, result_text
 from policies.trajectory import CallRecord, Finish, Problem, Span, Verdict, WeightsVersion
 from policies.verification import count_answers, extract_answer, judge_at_sight
@@ -68,6 +70,15 @@ class Finished:
     verdict: Verdict
 
 
+class Turn(NamedTuple):
+    """What was read of a model turn."""
+
+    ended: bool
+    """Whether the model ended it, rather than running out of tokens."""
+    calls: list[RequestedCall]
+    answer_tags: int
+
+
 class Dialogue:
     """See the module's docstring.
 
@@ -75,25 +86,28 @@ class Dialogue:
     """
 
     def __init__(self, *, id: str, chat: ChatFormat, problem: Problem, limits: DialogueLimits) -> None:
+        self._chat = chat
+        self._last_turn = ""
+        self._open(id, problem, limits, tokens.pack_ids(chat.prompt(problem.question)))
+
+    def _open(self, id: str, problem: Problem, limits: DialogueLimits, prompt: PackedIds) -> None:
         self.id, self.problem = id, problem
-        self._chat, self._limits = chat, limits
+        self._limits = limits
         self.spans: list[Span] = []
         self.calls: list[CallRecord] = []
         self.turns = 0
         self.answer_tags = 0
         self.length = 0
-        self._last_turn = ""
         self._pending: list[RequestedCall] = []
         self._finish: Finish | None = None
         self._extracted: str | None = None
         self._verdict: Verdict | None = None
-        prompt = chat.prompt(problem.question)
-        if len(prompt) >= limits.max_tokens:
+        if tokens.count(prompt) >= limits.max_tokens:
             raise ValueError(
-                f"problem {problem.id}: its prompt has {len(prompt)} tokens, "
+                f"problem {problem.id}: its prompt has {tokens.count(prompt)} tokens, "
                 f"but max_tokens is {limits.max_tokens}; raise it"
             )
-        self._append(Span(kind="prompt", ids=tokens.pack_ids(prompt)))
+        self._append(Span(kind="prompt", ids=prompt))
 
     def next_action(self) -> Sample | Execute | Verify | Finished:
         """What has to happen next; asking again changes nothing."""
@@ -106,23 +120,21 @@ class Dialogue:
             return Execute(tuple(request.call for request in self._runnable()))
         return Sample(self.turns, min(self._limits.max_turn_tokens, self._limits.max_tokens - self.length))
 
-    def sampled(self, ids: bytes, logprobs: bytes, version: WeightsVersion) -> None:
+    def sampled(self, ids: PackedIds, logprobs: bytes, version: WeightsVersion) -> None:
         """Take in a model turn: ids int32 `[L]`, logprobs float32 `[L]`."""
         assert self._finish is None and not self._pending, "a model turn came when none was due"
         self._append(Span(kind="model", ids=ids, logprobs=logprobs, version=version))
-        unpacked = tokens.unpack_ids(ids)
-        self._last_turn = self._chat.decode(unpacked)
         self.turns += 1
-        self.answer_tags += count_answers(self._last_turn)
-        if not unpacked or unpacked[-1] not in self._chat.stop_ids:
+        turn = self._read(ids)
+        self.answer_tags += turn.answer_tags
+        if not turn.ended:
             self._end("length")
             return
-        self._pending = parse_calls(self._last_turn, f"{self.id}/{self.turns - 1}", self._limits.call)
+        self._pending = turn.calls
         if not self._limits.tools:
             self._pending = [request.model_copy(update={"refusal": TOOLS_OFF}) for request in self._pending]
         if not self._pending:
-            self._extracted = extract_answer(self._last_turn)
-            self._end("answered", judge_at_sight(self._extracted, self.problem.gold))
+            self._end("answered", self._judge())
         elif not self._runnable():
             self.executed(())
 
@@ -141,14 +153,13 @@ class Dialogue:
         if any(record.result.status == "sandbox_failure" for record in records):
             self._end("sandbox_failure")
             return
-        texts = [result_text(record.result, self._limits.tool_response_characters) for record in records]
-        response = self._chat.tool_turn(texts)
-        if self.length + len(response) >= self._limits.max_tokens:
+        response = self._respond(records)
+        if self.length + tokens.count(response) >= self._limits.max_tokens:
             self._end("length")
         elif self.turns >= self._limits.max_turns:
             self._end("turns")
         else:
-            self._append(Span(kind="tool", ids=tokens.pack_ids(response)))
+            self._append(Span(kind="tool", ids=response))
 
     def verified(self, verdict: Verdict) -> None:
         """Take in the verdict on the answer of `Verify`."""
@@ -158,6 +169,26 @@ class Dialogue:
     def ids_from(self, known: int) -> bytes:
         """The history from token `known` on, packed."""
         return tokens.concatenate(span.ids for span in self.spans)[4 * known :]
+
+    def _read(self, ids: PackedIds) -> Turn:
+        """What the model has said in its turn."""
+        unpacked = tokens.unpack_ids(ids)
+        text = self._last_turn = self._chat.decode(unpacked)
+        return Turn(
+            ended=bool(unpacked) and unpacked[-1] in self._chat.stop_ids,
+            calls=parse_calls(text, f"{self.id}/{self.turns - 1}", self._limits.call),
+            answer_tags=count_answers(text),
+        )
+
+    def _respond(self, records: list[CallRecord]) -> PackedIds:
+        """What the model reads of the results of its calls."""
+        texts = [result_text(record.result, self._limits.tool_response_characters) for record in records]
+        return tokens.pack_ids(self._chat.tool_turn(texts))
+
+    def _judge(self) -> Verdict | None:
+        """Whether the answer of the last turn is right; None if that can't be seen without comparing."""
+        self._extracted = extract_answer(self._last_turn)
+        return judge_at_sight(self._extracted, self.problem.gold)
 
     def _runnable(self) -> list[RequestedCall]:
         return [request for request in self._pending if not request.refusal]

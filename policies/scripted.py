@@ -22,6 +22,8 @@ class CountedTokens(NamedTuple):
     """Model turns that it holds so far; the next one to sample has this index."""
     length: int
     """Tokens, prompt included."""
+    skip: int = 0
+    """Tokens at the beginning that are left out: a span of a sequence is its end, so far."""
 
     def grown(self, tokens: int, turns: int = 0) -> CountedTokens:
         """The sequence with `tokens` more, which hold `turns` more model turns."""

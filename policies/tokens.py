@@ -2,6 +2,8 @@
 
 Lists of Python integers cost a hundred times as much to encode. The packed form is a plain `bytes`
 object, so records that hold it stay hashable, comparable and cheap to send.
+
+A simulator has no ids: there, `CountedTokens` stand in for packed ones.
 """
 
 from __future__ import annotations
@@ -10,14 +12,20 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from policies.scripted import CountedTokens
+
+type PackedIds = bytes | CountedTokens
+"""Ids as they are stored."""
+
 
 def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
     """Token ids `[L]` -> `4 L` bytes (int32, little-endian)."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def unpack_ids(packed: bytes) -> list[int]:
+def unpack_ids(packed: PackedIds) -> list[int]:
     """The inverse of `pack_ids`."""
+    assert isinstance(packed, bytes), f"{packed} are counted: nobody knows their ids"
     return np.frombuffer(packed, dtype="<i4").tolist()
 
 
@@ -31,12 +39,22 @@ def unpack_floats(packed: bytes) -> np.ndarray:
     return np.frombuffer(packed, dtype="<f4")
 
 
-def count(packed: bytes) -> int:
-    """How many 32-bit items `packed` holds."""
+def count(packed: PackedIds) -> int:
+    """How many 32-bit items `packed` holds, or how many tokens were counted."""
+    if isinstance(packed, CountedTokens):
+        return packed.length - packed.skip
     assert len(packed) % 4 == 0, f"{len(packed)} bytes are not a whole number of 32-bit items"
     return len(packed) // 4
 
 
-def concatenate(parts: Iterable[bytes]) -> bytes:
+def concatenate(parts: Iterable[PackedIds]) -> bytes:
     """Packed sequences, one after another."""
-    return b"".join(parts)
+    return b"".join([part for part in parts if isinstance(part, bytes)])
+
+
+def joined(parts: Sequence[PackedIds]) -> PackedIds:
+    """The spans of one sequence, one after another; at least one."""
+    if isinstance(parts[0], CountedTokens):
+        assert isinstance(parts[-1], CountedTokens), "a sequence is counted as a whole or not at all"
+        return parts[-1]._replace(skip=parts[0].skip)
+    return concatenate(parts)

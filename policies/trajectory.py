@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from env.tool_call import ToolCall, ToolResult
 from policies import tokens
+from policies.scripted import CountedTokens
+from policies.tokens import PackedIds
 
 SCHEMA_VERSION = 1
 """Bumped when stored trajectories change shape; archives carry it."""
@@ -47,17 +49,17 @@ class Span(Record):
     """A run of tokens with one origin."""
 
     kind: Literal["prompt", "model", "tool"]
-    ids: bytes
-    """int32 `[L]`, packed (`policies.tokens`)."""
+    ids: PackedIds
+    """int32 `[L]`, packed (`policies.tokens`); in a simulator, counted."""
     logprobs: bytes = b""
-    """float32 `[L]` for model spans, empty otherwise: as sampled, temperature included."""
+    """float32 `[L]` for model spans, empty otherwise: as sampled, temperature included. Counted tokens have none."""
     version: WeightsVersion | None = None
     """The weights that sampled a model span; None otherwise."""
 
     @model_validator(mode="after")
     def _only_model_tokens_were_sampled(self) -> Span:
         if self.kind == "model":
-            if len(self.logprobs) != len(self.ids):
+            if tokens.count(self.logprobs) != (0 if isinstance(self.ids, CountedTokens) else tokens.count(self.ids)):
                 raise ValueError(
                     f"a model span of {tokens.count(self.ids)} tokens has "
                     f"{tokens.count(self.logprobs)} log-probabilities; "

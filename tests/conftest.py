@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from actors.system.ray_stage import LocalRay, RayStage
 
+pytest_plugins = ["env.fault_fixtures"]  # as a user's own conftest.py would say it
+
 _ENV = Path(__file__).parent / "env"
 
 

@@ -13,13 +13,13 @@ Event-driven: a stretch of equal steps is one sleep on the actor's clock, broken
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field
 
 from actors.engines.engine import EngineCapacity, EngineUsage, SampleRequest, SampleResult
-from actors.system.clock import Clock, seconds_since
+from actors.system.clock import Clock, Timer, seconds_since
 from policies.batching_records import BatchingCounts, BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
 from policies.options import Options
@@ -53,15 +53,12 @@ class SimulatedEngine:
 
     Args:
         script: what the model says.
-        spawn: starts a task beside the caller's handlers.
     """
 
     kind = "simulated"
 
-    def __init__(
-        self, *, options: SimulatedOptions, script: Script, clock: Clock, spawn: Callable[[Any], asyncio.Task[Any]]
-    ) -> None:
-        self._options, self._script, self._clock, self._spawn = options, script, clock, spawn
+    def __init__(self, *, options: SimulatedOptions, script: Script, clock: Clock) -> None:
+        self._options, self._script, self._clock = options, script, clock
         self._core = ContinuousBatching(options.limits)
         self._asked: dict[str, _Asked] = {}
         self._arriving: list[Turn] = []
@@ -73,7 +70,7 @@ class SimulatedEngine:
         self._steps = 0
         """Steps of `_work` after which the alarm rings."""
         self._began_ns = self._changed_ns = clock.now_ns()
-        self._alarm: asyncio.Task[Any] | None = None
+        self._alarm: Timer | None = None
         self._busy_seconds = self._kv_token_seconds = 0.0
         self._used_tokens = 0
 
@@ -214,10 +211,10 @@ class SimulatedEngine:
         assert self._work is not None
         self._steps = steps
         end_ns = self._began_ns + round(self._options.cost.seconds(self._work, steps) * 1e9)
-        self._alarm = self._spawn(self._ring((end_ns - self._clock.now_ns()) / 1e9))
+        self._alarm = self._clock.call_later(max(0.0, (end_ns - self._clock.now_ns()) / 1e9), self._ring)
 
-    async def _ring(self, seconds: float) -> None:
-        await self._clock.sleep(max(0.0, seconds))
+    def _ring(self) -> None:
+        """The stretch is over."""
         self._work = None
         self._alarm = None
         sampled = self._core.end(self._steps)

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from actors.learning.master_weights import MasterWeights
 from actors.learning.model import checkpoint_activations, score_row
 from actors.learning.optimiser import StageOptimiser, rate_share
+from policies import tokens
 from policies.batch import TrainingSequence
 from policies.diagnostics import Diagnostics
 from policies.objectives import SampledTokens, imitation_losses, policy_losses, token_weights, weighted_sum
@@ -244,7 +245,7 @@ class Trainer:
     def _validate(self, kind: Kind, sequences: Sequence[TrainingSequence]) -> None:
         vocabulary = self.model.config.get_text_config().vocab_size
         for index, sequence in enumerate(sequences):
-            ids = np.frombuffer(sequence.ids, dtype="<i4")
+            ids = np.frombuffer(tokens.concatenate([sequence.ids]), dtype="<i4")
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
                 raise ValueError(f"sequence {index} holds token ids outside the model's vocabulary of {vocabulary}")
             if kind == "reinforce" and sequence.learned_tokens and not sequence.logprobs:

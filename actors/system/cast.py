@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,20 +26,9 @@ from actors.system.fabric import Fabric, Peers
 from actors.system.host import importable
 from actors.system.links import Link, PeerDied, PeerUnreachable
 from actors.system.mailbox import Mailbox
-from actors.system.stage import ActorStartFailed, Part
+from actors.system.stage import ActorStartFailed, Death, Part
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """An actor's process ended without being asked to."""
-
-    name: str
-    incarnation: int
-    reason: str
-    restarting: bool
-    """Whether the stage will recreate the actor."""
 
 
 class Member:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """A callback that is to come."""
+
+    def cancel(self) -> object:
+        """Let it not come; too late is allowed."""
+        ...
 
 
 class Clock(Protocol):
@@ -19,6 +28,10 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the calling task for `seconds` of this clock."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        """Call back once, `delay` seconds from now: cheaper than a task that sleeps."""
         ...
 
 
@@ -35,3 +48,6 @@ class RealClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        return asyncio.get_running_loop().call_later(delay, callback)

@@ -33,7 +33,7 @@ from ray.cloudpickle import loads as unpickle
 
 from actors.system.actor import Actor, ActorRef, BlobRef
 from actors.system.blobs import FabricBlobs
-from actors.system.cast import Cast, Death
+from actors.system.cast import Cast
 from actors.system.fabric import Fabric, Peers
 from actors.system.host import ActorPort, HostSpec, importable
 from actors.system.host_process import HostProcess
@@ -47,7 +47,7 @@ from actors.system.leftovers import (
 from actors.system.links import Limits, PeerDied, PeerUnreachable
 from actors.system.mailbox import Mailbox
 from actors.system.message import Message, decode, encode
-from actors.system.stage import Part
+from actors.system.stage import Death, Part
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A stage hosts actors: it starts them, carries what they say, owns the clock, and cleans up.
 
-`RayStage` (real processes) and, later, `VirtualStage` (one process, virtual time) implement this protocol.
+`RayStage` (real processes) and `VirtualStage` (one process, virtual time) implement this protocol.
 Actors can't tell which one they are on.
 """
 
@@ -33,6 +33,17 @@ class Part:
 
 class ActorStartFailed(RuntimeError):
     """An actor's `__init__` or `start` raised; the text names the actor and holds the traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """An actor's process ended without being asked to."""
+
+    name: str
+    incarnation: int
+    reason: str
+    restarting: bool
+    """Whether the stage will recreate the actor."""
 
 
 class Stage(Protocol):

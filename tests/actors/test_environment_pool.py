@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from actors.environment_pool import CALL_GRACE_S, FAILURES, PAUSES_S, EnvironmentPool
 from actors.messages import CallFinished, CancelCalls, DescribeEnvironment, EnvironmentStatus, RunCall
 from actors.system.actor import Actor, ActorLost, handles
+from actors.system.clock import Timer
 from env.tool_call import Limits, ToolCall, ToolResult
 from tests.support.in_process_stage import InProcessStage
 
@@ -29,6 +31,10 @@ class InstantClock:
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         await asyncio.sleep(0)
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        self.slept.append(delay)
+        return asyncio.get_running_loop().call_soon(callback)
 
 
 class ScriptedEnvironment(Actor):

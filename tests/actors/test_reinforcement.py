@@ -85,7 +85,7 @@ class IdleGenerator(Actor):
 class IdleBalancer(Actor):
     @handles(DescribeBalancer)
     async def on_describe(self, _: DescribeBalancer) -> BalancerStatus:
-        return BalancerStatus(loads=(), waiting=0, granted_total=0, queued_total=0, peak_leases=3)
+        return BalancerStatus(loads=(), waiting=0, granted_total=0, queued_total=0, peak_leases=3, gate_open=True)
 
 
 async def run(kinds: Sequence[str], **options) -> tuple[list[dict[str, float]], ScriptedRollouts, ScriptedLearner]:

@@ -37,7 +37,7 @@ def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
         ("model.path=/nowhere", "either model.path (a folder in Hugging Face format) or [model.scratch]"),
         ("generators.engine.kv_tokens=100", "does not fit generators.engine.kv_tokens=100"),
         ("stages.rl-1.limits.max_tokens=100000", "longer than generators.engine.max_sequence_tokens"),
-        ("balancer.strategy=magic", "balancer.strategy = 'magic': Input should be 'worst_case'"),
+        ("balancer.strategy=magic", "balancer.strategy = 'magic': Input should be 'static'"),
         ("stages.rl-1.kind=dance", "'fine_tune', 'reinforce'"),
         ("name=../escape", "name = '../escape'"),
         ("model.scratch.heads=3", "must be a multiple of heads=3"),

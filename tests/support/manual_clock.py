@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 
 TURNS_OF_THE_LOOP = 20
 """Enough for what a wake-up sets off to come to rest."""
@@ -28,6 +29,13 @@ class ManualClock:
         self._count += 1
         heapq.heappush(self._sleepers, (self._now + round(seconds * 1e9), self._count, future))
         await future
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda ended: None if ended.cancelled() else callback())
+        self._count += 1
+        heapq.heappush(self._sleepers, (self._now + round(delay * 1e9), self._count, future))
+        return future
 
     async def run(self, until_seconds: float = float("inf")) -> None:
         """Wake sleepers in order until none is left, or until `until_seconds` since the start."""

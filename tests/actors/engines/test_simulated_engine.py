@@ -32,7 +32,7 @@ def make_engine(clock: ManualClock, kv_blocks: int = 1000, update_seconds: float
         cost=COST,
         update_seconds=update_seconds,
     )
-    return SimulatedEngine(options=options, script=Turns(), clock=clock, spawn=asyncio.ensure_future)
+    return SimulatedEngine(options=options, script=Turns(), clock=clock)
 
 
 def request(sequence: str, length: int = 100, max_tokens: int = 1000, turn: int = 0) -> SampleRequest:

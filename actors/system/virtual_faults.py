@@ -1,0 +1,72 @@
+"""What a fault plan does to messages on the virtual stage's way."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from actors.system.faults import Fault, FaultPlan
+from actors.system.virtual_loop import NS
+
+
+class Travel(NamedTuple):
+    """What happens to one message."""
+
+    extra_ns: int = 0
+    copies: int = 1
+    lost: bool = False
+    fault: str = ""
+
+
+_PLAIN = Travel()
+
+
+class Weather:
+    """The faults of a plan that hit messages, as they come due."""
+
+    def __init__(self, plan: FaultPlan, resend_s: float, jitter_s: float, rng: Random | None) -> None:
+        self._pending = [fault for fault in plan.faults if fault.kind in ("delay", "drop", "double", "lose")]
+        self._left = {id: fault.messages for id, fault in enumerate(self._pending)}
+        self._freezes = [fault for fault in plan.faults if fault.kind == "freeze"]
+        self._resend_ns, self._jitter_s, self._rng = round(resend_s * NS), jitter_s, rng
+        self._latest: dict[tuple[str, str, str], int] = {}
+        self.calm = not plan.faults and rng is None
+        """Whether every message simply takes the latency."""
+
+    def travel(self, now: int, source: str, target: str, lane: str) -> Travel:
+        """What happens to a message that `source` sends to `target` now."""
+        extra = self.frozen_ns(now, target) + self.frozen_ns(now, source)
+        if self._rng is not None:
+            extra += round(self._rng.random() * self._jitter_s * NS)
+        for id, fault in enumerate(self._pending):
+            if fault.actor == target and self._left[id] and now >= fault.at * NS:
+                self._left[id] -= 1
+                return self._hit(fault, extra)
+        return _PLAIN if not extra else Travel(extra)
+
+    def _hit(self, fault: Fault, extra: int) -> Travel:
+        match fault.kind:
+            case "delay":
+                return Travel(extra + round(fault.seconds * NS), fault="delay")
+            case "drop":
+                return Travel(extra + self._resend_ns, fault="drop")
+            case "double":
+                return Travel(extra, copies=2, fault="double")
+            case _:
+                return Travel(extra, lost=True, fault="lose")
+
+    def frozen_ns(self, now: int, name: str) -> int:
+        """How long an actor will neither hear nor say anything."""
+        ends = [round((freeze.at + freeze.seconds) * NS) for freeze in self._freezes if _frozen(freeze, now, name)]
+        return max((end - now for end in ends), default=0)
+
+    def in_order(self, arrival: int, source: str, target: str, lane: str) -> int:
+        """When a message arrives that must not overtake those before it on its lane."""
+        key = (source, target, lane)
+        arrival = max(arrival, self._latest.get(key, 0))
+        self._latest[key] = arrival
+        return arrival
+
+
+def _frozen(freeze: Fault, now: int, name: str) -> bool:
+    return freeze.actor == name and freeze.at * NS <= now < (freeze.at + freeze.seconds) * NS

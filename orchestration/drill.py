@@ -1,0 +1,138 @@
+"""`greenroom drill --virtual`: a small run of a recipe under many fault plans; a plan that breaks it is shrunk.
+
+Each seed draws a plan (`FaultPlan.draw`) and an order of actors (`explore`). The run has to end, with every invariant
+kept, all rollouts accounted for, and not much later than the faults can explain. It is run twice, and must be the same
+both times, message for message.
+
+Killed are environments, generators and rollout actors: nothing rebuilds the others yet. All actors freeze, and get
+messages late, twice, after a resend; those that may be killed also lose some for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.system.actor import ActorError
+from actors.system.faults import FaultKind, FaultPlan, shrink
+from actors.system.virtual_loop import Stalled
+from orchestration.invariants import Violation
+from orchestration.recipe import Recipe
+from orchestration.simulate import first_stage
+from orchestration.simulation import Rehearsal, Setting, rehearse
+from policies.stages import ReinforcementOptions
+
+STEPS, PROMPTS, GROUP = 2, 4, 4
+GENERATORS, ENVIRONMENTS, ROLLOUTS = 3, 2, 2
+RESTARTS = 20
+"""More than any plan kills."""
+PATIENCE_S = 300.0
+"""Time that one fault may cost: a frozen actor, a restart, a mailbox that gives up, and work done anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A plan that broke the run."""
+
+    seed: int
+    plan: FaultPlan
+    shrunk: FaultPlan
+    reason: str
+
+
+def miniature(recipe: Recipe) -> Recipe:
+    """The recipe with few actors and small steps."""
+    stage = first_stage(recipe)
+    options = recipe.stages[stage]
+    assert isinstance(options, ReinforcementOptions), "only these are simulated"
+    small = options.model_copy(update={"steps": STEPS, "prompts": PROMPTS, "group": GROUP})
+    return recipe.model_copy(
+        update={
+            "generators": recipe.generators.model_copy(update={"count": GENERATORS}),
+            "environments": recipe.environments.model_copy(update={"count": ENVIRONMENTS}),
+            "rollouts": recipe.rollouts.model_copy(update={"count": ROLLOUTS}),
+            "stages": {stage: small},
+        }
+    )
+
+
+def repeat_command(recipe: Path, overrides: Sequence[str], failure: Failure) -> str:
+    """Writes the shrunk plan into the working directory and returns the command that runs it again."""
+    path = Path(f"plan-{failure.seed}.json")
+    path.write_text(failure.shrunk.model_dump_json(indent=1))
+    settings = "".join(f" --set {shlex.quote(each)}" for each in overrides)
+    return f"greenroom drill {recipe} --virtual --plan {path} --first {failure.seed}{settings}"
+
+
+class Drill:
+    """Runs plans against a miniature of a recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = miniature(recipe)
+        self._stage = first_stage(self._recipe)
+        self._calm_s = self._rehearse(FaultPlan(), None).figures["step_s"] * STEPS
+
+    def plan(self, seed: int) -> FaultPlan:
+        """The plan of a seed."""
+        mortal = [f"generator-{index}" for index in range(GENERATORS)]
+        mortal += [f"environment-{index}" for index in range(ENVIRONMENTS)]
+        mortal += [f"rollout-{index}" for index in range(ROLLOUTS)]
+        others = ["balancer", "archive", "learner", "director"]
+        kinds: tuple[FaultKind, ...] = ("kill", "freeze", "delay", "drop", "double", "lose")
+        plan = FaultPlan.draw(seed, actors=mortal + others, until=self._calm_s, kinds=kinds, killable=mortal)
+        kept = [fault for fault in plan.faults if fault.kind != "lose" or fault.actor in mortal]
+        return FaultPlan(faults=tuple(kept))
+
+    def fault_of(self, plan: FaultPlan, explore: int | None) -> str:
+        """Why a run under a plan is not as it should be; empty if it is."""
+        try:
+            once = self._rehearse(plan, explore)
+            again = self._rehearse(plan, explore)
+        except (Violation, Stalled, ActorError) as error:
+            lines = str(error).strip().splitlines()
+            return f"{type(error).__name__}: {lines[0]}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
+        if once.trace_hash != again.trace_hash:
+            return f"not the same when run again: {once.trace_hash} and {again.trace_hash}"
+        took, most = once.figures["step_s"] * STEPS, 2 * self._calm_s + PATIENCE_S * len(plan.faults)
+        if took > most:
+            return f"took {took:.0f} s of virtual time; {self._calm_s:.0f} s without faults, at most {most:.0f} s with"
+        accounted = once.figures["rollouts"] + once.figures["dropped"]
+        expected = STEPS * PROMPTS * self._options().sampled
+        if accounted < expected:
+            return f"{accounted:.0f} rollouts are accounted for, {expected} were asked for"
+        return ""
+
+    def run(self, seeds: Iterable[int], heard: Callable[[int, str], None]) -> list[Failure]:
+        """Run the plans of all seeds; `heard` is told how each went."""
+        failures = []
+        for seed in seeds:
+            plan = self.plan(seed)
+            reason = self.fault_of(plan, seed)
+            heard(seed, reason)
+            if reason:
+                shrunk = shrink(plan, lambda part, seed=seed: bool(self.fault_of(part, seed)))
+                failures.append(Failure(seed, plan, shrunk, self.fault_of(shrunk, seed)))
+        return failures
+
+    def _rehearse(self, plan: FaultPlan, explore: int | None) -> Rehearsal:
+        logging.getLogger("actors").setLevel(logging.CRITICAL)  # faults are expected here, and are in the plan
+        return rehearse(
+            Setting(
+                recipe=self._recipe,
+                stage=self._stage,
+                steps=STEPS,
+                balancer=self._recipe.balancer,
+                plan=plan,
+                explore=explore,
+                restarts=RESTARTS,
+                contents=True,
+            )
+        )
+
+    def _options(self) -> ReinforcementOptions:
+        options = self._recipe.stages[self._stage]
+        assert isinstance(options, ReinforcementOptions), "only these are simulated"
+        return options

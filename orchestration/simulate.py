@@ -1,0 +1,170 @@
+"""`greenroom simulate`: one stage of a recipe under several strategies, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from actors.system.trace import EnoughTraced
+from orchestration.progress import format_seconds
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.simulation import Rehearsal, Setting, rehearse
+from policies.balancing import StrategyName
+from policies.stages import ReinforcementOptions
+
+STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+
+
+def chosen_strategies(text: str | None, recipe: Recipe) -> list[str]:
+    """`a,b`, `all`, or None for the recipe's own. Raises `RecipeError` for a strategy that there is not."""
+    if text is None:
+        return [recipe.balancer.strategy]
+    if text == "all":
+        return list(STRATEGIES)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in STRATEGIES:
+            raise RecipeError(f"--strategies: there is no strategy {name!r}; choose of {', '.join(STRATEGIES)}, or all")
+    return names
+
+
+def first_stage(recipe: Recipe) -> str:
+    """The first stage that can be simulated. Raises `RecipeError` if there is none."""
+    for name, stage in recipe.stages.items():
+        if isinstance(stage, ReinforcementOptions):
+            return name
+    raise RecipeError("the recipe has no stage of reinforcement; only these are simulated")
+
+
+def rescaled(recipe: Recipe, engines: int | None) -> Recipe:
+    """The recipe with another number of engines, one on each GPU; None leaves it as it is."""
+    if engines is None:
+        return recipe
+    if engines < 1:
+        raise RecipeError(f"--gpus {engines}: at least one GPU is needed")
+    share = engines / recipe.generators.count
+    cost = recipe.simulation.learner
+    learner = cost.model_copy(update={"flops": cost.flops * share})
+    return recipe.model_copy(
+        update={
+            "generators": recipe.generators.model_copy(update={"count": engines}),
+            "simulation": recipe.simulation.model_copy(update={"learner": learner}),
+        }
+    )
+
+
+def simulate(recipe: Recipe, *, stage: str, strategies: list[str], steps: int, explore: int | None) -> list[Rehearsal]:
+    """Rehearse a stage under each strategy. Raises what `rehearse` raises."""
+    found = []
+    for name in strategies:
+        balancer = recipe.balancer.model_copy(update={"strategy": name})
+        found.append(rehearse(Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, explore=explore)))
+    return found
+
+
+def print_events(recipe: Recipe, stage: str, strategy: str, steps: int, explore: int | None, events: str) -> None:
+    """Repeat a run up to an event and print the trace from another one on. Raises `RecipeError` for a bad range."""
+    first, _, last = events.partition(":")
+    try:
+        first_event, last_event = int(first), int(last) if last else None
+    except ValueError:
+        raise RecipeError(f"--events {events!r}: give FIRST:LAST, two numbers, or FIRST: for all that follow") from None
+    balancer = recipe.balancer.model_copy(update={"strategy": strategy})
+    setting = Setting(
+        recipe=recipe,
+        stage=stage,
+        steps=steps,
+        balancer=balancer,
+        explore=explore,
+        first_event=first_event,
+        last_event=last_event,
+        show=print,
+    )
+    with contextlib.suppress(EnoughTraced):
+        rehearse(setting)
+
+
+def as_dict(recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> dict[str, Any]:
+    """What `--json` prints; `trace_hash` is that of all strategies' traces together."""
+    together = hashlib.blake2b("".join(each.trace_hash for each in rehearsals).encode(), digest_size=16).hexdigest()
+    return {
+        "recipe": recipe.name,
+        "stage": stage,
+        "engines": recipe.generators.count,
+        "strategies": {
+            each.strategy: each.figures
+            | {"trace_hash": each.trace_hash, "events": each.events, "wall_seconds": each.wall_seconds}
+            for each in rehearsals
+        },
+        "trace_hash": together,
+        "events": sum(each.events for each in rehearsals),
+        "wall_seconds": sum(each.wall_seconds for each in rehearsals),
+    }
+
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("makespan_s", "makespan of a step's rollouts", "s"),
+    ("lower_bound_s", "lower bound", "s"),
+    ("ratio", "makespan / lower bound", "x"),
+    ("idle_engine_s", "idle engine-seconds", "n"),
+    ("idle_share", "idle share of engines", "%"),
+    ("kv_mean", "KV use, mean", "%"),
+    ("kv_p99", "KV use, p99", "%"),
+    ("preemptions", "preemptions", "n"),
+    ("recomputed_tokens", "tokens recomputed", "n"),
+    ("prefix_hit_share", "prefix hits", "%"),
+    ("queue_wait_mean_s", "wait for a lease, mean", "s"),
+    ("queue_wait_p99_s", "wait for a lease, p99", "s"),
+    ("tail_share", "time of the last 10%", "%"),
+    ("tool_calls", "tool calls", "n"),
+    ("tool_latency_mean_s", "tool latency, mean", "s"),
+    ("tool_latency_p99_s", "tool latency, p99", "s"),
+    ("tokens_per_s", "tokens per second", "n"),
+    ("step_s", "predicted step", "t"),
+    ("run_s", "predicted stage", "t"),
+)
+"""Figure -> what it is called and how it is written."""
+
+
+def written(value: float, how: str) -> str:
+    """A figure as a reader likes it."""
+    match how:
+        case "%":
+            return f"{value:.1%}"
+        case "n":
+            return f"{value:,.0f}"
+        case "t":
+            return format_seconds(value)
+        case "x":
+            return f"{value:.2f}"
+        case _:
+            return f"{value:,.2f}" if value < 10 else f"{value:,.1f}"
+
+
+def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) -> None:
+    """The comparison as a table."""
+    options = recipe.stages[stage]
+    assert isinstance(options, ReinforcementOptions), "only these are rehearsed"
+    rollouts = options.prompts * options.sampled
+    table = Table(
+        title=f"{recipe.name}, {stage}: {rollouts:,} rollouts on {recipe.generators.count} engines (simulated)"
+    )
+    table.add_column("")
+    for each in rehearsals:
+        table.add_column(each.strategy, justify="right")
+    for name, title, how in ROWS:
+        table.add_row(title, *[written(each.figures[name], how) for each in rehearsals])
+    table.add_row("events", *[f"{each.events:,}" for each in rehearsals])
+    table.add_row("simulated in", *[f"{each.wall_seconds:.1f} s" for each in rehearsals])
+    table.add_row("trace", *[each.trace_hash[:12] for each in rehearsals])
+    out.print(table)
+
+
+def page_path(folder: Path, recipe: Recipe, stage: str) -> Path:
+    """Where the page of a simulation goes."""
+    return folder / f"{recipe.name}-{stage}.html"

@@ -1,0 +1,272 @@
+"""One stage of a recipe, rehearsed on the virtual stage with one strategy: what was seen, in figures.
+
+The actors are those of a training run, except for the understudies of `orchestration.simulated_cast`; so the figures of
+a simulated step come about as those of a real one do.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actors.engines.simulated_engine import SimulatedEngine
+from actors.generator import GeneratorActor
+from actors.messages import NextReports, RolloutFinished, RunCall, RunReinforcement, RunRollout
+from actors.system.actor import ActorRef
+from actors.system.faults import FaultPlan
+from actors.system.trace import Event, Trace
+from actors.system.virtual_loop import NS, run_virtual
+from actors.system.virtual_stage import Network, VirtualStage
+from orchestration.cast import enter
+from orchestration.invariants import Invariants
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.simulated_cast import simulated_cast
+from policies.balancing import BalancerOptions
+from policies.dialogue import DialogueLimits
+from policies.makespan_bound import lower_bound
+from policies.stages import ReinforcementOptions
+from policies.trajectory import Trajectory
+
+DIRECTOR = ActorRef("director")
+SAMPLES = 400
+"""Looks at the engines that the time series of a page has at least, in a run as long as was expected."""
+TAIL = 0.1
+"""Share of rollouts that finish last: their time is the tail."""
+
+
+@dataclass(slots=True)
+class EngineSeries:
+    """What the engines looked like over time: `[look][engine]`."""
+
+    seconds: list[float] = field(default_factory=list)
+    running: list[list[int]] = field(default_factory=list)
+    kv_share: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What came of one strategy."""
+
+    strategy: str
+    figures: dict[str, float]
+    trace_hash: str
+    events: int
+    wall_seconds: float
+    """Processor time that the simulation took."""
+    series: EngineSeries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What to rehearse."""
+
+    recipe: Recipe
+    stage: str
+    steps: int = 1
+    balancer: BalancerOptions
+    plan: FaultPlan | None = None
+    explore: int | None = None
+    restarts: int = 0
+    contents: bool = False
+    """Whether the trace hashes what messages say."""
+    first_event: int = 1
+    last_event: int | None = None
+    show: Callable[[str], None] | None = None
+    """Called with each event from `first_event` on."""
+
+    def options(self) -> ReinforcementOptions:
+        """Of the stage. Raises `RecipeError` if it is not one of reinforcement."""
+        options = self.recipe.stages.get(self.stage)
+        if not isinstance(options, ReinforcementOptions):
+            known = [name for name, stage in self.recipe.stages.items() if isinstance(stage, ReinforcementOptions)]
+            raise RecipeError(
+                f"stage {self.stage!r} can't be simulated; stages of reinforcement are {', '.join(known) or 'none'}"
+            )
+        return options.model_copy(update={"steps": self.steps})
+
+
+def rehearse(setting: Setting) -> Rehearsal:
+    """Run the setting in virtual time.
+
+    Raises what the run raises: `Violation` if an invariant breaks, `Stalled` if nothing can happen any more,
+    `EnoughTraced` after `last_event`.
+    """
+    return _Run(setting).result()
+
+
+class _Run:
+    """One run of a setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._recipe, self._options = setting.recipe, setting.options()
+        self._trace = Trace(
+            contents=setting.contents, show=setting.show, first=setting.first_event, last=setting.last_event
+        )
+        self._trajectories: list[tuple[int, Trajectory]] = []
+        self._calls: dict[str, int] = {}
+        self._call_seconds: list[float] = []
+        self._series = EngineSeries()
+        self._series_on = False
+        self._generators: list[GeneratorActor] = []
+        self._began_ns = 0
+
+    def result(self) -> Rehearsal:
+        began = time.process_time()
+        figures = run_virtual(self._play(), explore=self._setting.explore)
+        return Rehearsal(
+            strategy=self._setting.balancer.strategy,
+            figures=figures,
+            trace_hash=self._trace.hash(),
+            events=self._trace.events,
+            wall_seconds=time.process_time() - began,
+            series=self._series,
+        )
+
+    async def _play(self) -> dict[str, float]:
+        recipe, setting = self._recipe, self._setting
+        jitter = 0.0 if setting.explore is None else 0.002
+        with tempfile.TemporaryDirectory(prefix="greenroom-simulation-") as folder:
+            stage = VirtualStage(
+                seed=recipe.seed,
+                network=Network(jitter_s=jitter),
+                plan=setting.plan,
+                trace=self._trace,
+                wire_every=97,
+            )
+            async with stage:
+                cast = simulated_cast(recipe, balancer=setting.balancer, folder=Path(folder), restarts=setting.restarts)
+                await enter(stage, cast)
+                invariants = Invariants(stage, cast)
+                self._trace.observe(invariants)
+                self._trace.observe(self._look_at)
+                self._watch_engines(stage)
+                self._began_ns = stage.loop.now_ns()
+                limits = DialogueLimits(**self._options.limits.model_dump(), tools=recipe.tools)
+                request = RunReinforcement(name=setting.stage, options=self._options, limits=limits)
+                await stage.port.ask(DIRECTOR, request)
+                reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
+                self._series_on = False
+                await invariants.at_the_end()
+                return self._figures([report.figures for report in reports if report.kind == "step"])
+
+    def _watch_engines(self, stage: VirtualStage) -> None:
+        """Look at the engines at even intervals, without a message: the run is the same as without it."""
+        options, count = self._options, self._recipe.generators.count
+        tokens = options.prompts * options.sampled * options.limits.max_tokens / 2
+        interval = max(0.05, tokens / count / 2000 / SAMPLES)
+        refs = [ActorRef(f"generator-{index}") for index in range(count)]
+        kv_tokens = self._recipe.generators.engine.kv_tokens or 1
+
+        def look() -> None:
+            if not self._series_on:
+                return
+            running, kv = [], []
+            for ref in refs:
+                actor = stage.actor(ref)
+                assert isinstance(actor, GeneratorActor)
+                usage = actor.engine.usage() if stage.runs(ref) else None
+                running.append(usage.running if usage else 0)
+                kv.append(usage.kv_used_tokens / kv_tokens if usage else 0.0)
+            self._series.seconds.append((stage.loop.now_ns() - self._began_ns) / NS)
+            self._series.running.append(running)
+            self._series.kv_share.append(kv)
+            stage.loop.call_later(interval, look)
+
+        self._series_on = True
+        self._generators = [actor for ref in refs if isinstance(actor := stage.actor(ref), GeneratorActor)]
+        look()
+
+    def _look_at(self, event: Event) -> None:
+        message = event.message
+        if event.kind == "ask" and isinstance(message, RunCall):
+            self._calls.setdefault(message.call.id, event.now_ns)
+        elif event.kind == "answer":
+            if isinstance(event.request, RunCall):
+                began = self._calls.pop(event.request.call.id, None)
+                if began is not None:
+                    self._call_seconds.append((event.now_ns - began) / NS)
+            elif isinstance(message, RolloutFinished) and isinstance(event.request, RunRollout):
+                self._trajectories.append((event.now_ns, message.trajectory))
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    def _figures(self, steps: list[dict[str, float]]) -> dict[str, float]:
+        """What the stage's steps were like, on average; counts are of all of them together."""
+        recipe, count, n = self._recipe, self._recipe.generators.count, len(steps)
+        makespan = sum(step["time_rollout_s"] for step in steps) / n
+        step_s = sum(step["time_total_s"] for step in steps) / n
+        trajectories = [trajectory for _, trajectory in self._trajectories]
+        engine = recipe.generators.engine
+        assert engine.kv_tokens is not None, "the cast asks for it"
+        bound = lower_bound(
+            trajectories,
+            cost=recipe.simulation.cost,
+            engines=count,
+            kv_tokens=engine.kv_tokens,
+            max_running=engine.max_running,
+        )
+        engines = [actor.engine for actor in self._generators]
+        counts = [engine.counts() for engine in engines if isinstance(engine, SimulatedEngine)]
+        busy = sum(step.get(f"busy_share_generator-{i}", 0.0) for step in steps for i in range(count)) / n / count
+        generated = sum(each.generated_tokens for each in counts)
+        recomputed = sum(each.recomputed_tokens for each in counts)
+        looked_up = sum(each.lookup_tokens for each in counts)
+        while_rolling = [
+            share
+            for seconds, shares in zip(self._series.seconds, self._series.kv_share, strict=True)
+            if seconds <= makespan
+            for share in shares
+        ]
+        waits = sorted(trajectory.waited_seconds for trajectory in trajectories)
+        calls = sorted(self._call_seconds)
+        return {
+            "makespan_s": makespan,
+            "lower_bound_s": bound / n,
+            "ratio": makespan / (bound / n),
+            "idle_engine_s": (1 - busy) * count * makespan,
+            "idle_share": 1 - busy,
+            "kv_mean": sum(step.get(f"kv_used_share_generator-{i}", 0.0) for step in steps for i in range(count))
+            / n
+            / count,
+            "kv_p99": quantile(sorted(while_rolling), 0.99),
+            "preemptions": float(sum(each.preemptions for each in counts)),
+            "recomputed_tokens": float(recomputed),
+            "recomputed_share": recomputed / generated if generated else 0.0,
+            "prefix_hit_share": sum(each.hit_tokens for each in counts) / looked_up if looked_up else 0.0,
+            "queue_wait_mean_s": sum(waits) / len(waits) if waits else 0.0,
+            "queue_wait_p99_s": quantile(waits, 0.99),
+            "tail_share": self._tail(makespan) if n == 1 else 0.0,
+            "tool_calls": float(len(calls)),
+            "tool_latency_mean_s": sum(calls) / len(calls) if calls else 0.0,
+            "tool_latency_p99_s": quantile(calls, 0.99),
+            "tokens_per_s": sum(step["tokens_per_s"] for step in steps) / n,
+            "rollouts": float(len(trajectories)),
+            "dropped": sum(step["dropped"] for step in steps),
+            "truncated_share": sum(step["truncated_share"] for step in steps) / n,
+            "response_tokens_mean": sum(step["response_tokens_mean"] for step in steps) / n,
+            "step_s": step_s,
+            "run_s": step_s * self._planned_steps(),
+        }
+
+    def _planned_steps(self) -> int:
+        stage = self._recipe.stages[self._setting.stage]
+        return stage.steps
+
+    def _tail(self, makespan: float) -> float:
+        """Share of the time in which the last rollouts finish."""
+        ends = sorted(end for end, _ in self._trajectories)
+        if not ends or makespan <= 0:
+            return 0.0
+        most = ends[max(0, round(len(ends) * (1 - TAIL)) - 1)]
+        return min(1.0, (ends[-1] - most) / NS / makespan)
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """The value that `share` of the ordered values do not exceed; 0 if there are none."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,3 +1,0 @@
-"""As a user's own conftest.py would say it."""
-
-pytest_plugins = ["env.fault_fixtures"]

@@ -1,0 +1,166 @@
+"""Each invariant of virtual runs catches the bug that it is there for; without bugs, none complains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import orchestration.simulation as simulation
+from actors.balancer import BalancerActor
+from actors.director import DirectorActor
+from actors.engines.engine import EngineUsage
+from actors.engines.simulated_engine import SimulatedEngine
+from actors.generator import GeneratorActor
+from actors.messages import (
+    Learn,
+    Learned,
+    LeaseGranted,
+    OpenGate,
+    ReleaseLease,
+    UpdateWeights,
+)
+from actors.rollout import RolloutActor
+from actors.simulated_learner import SimulatedLearnerActor
+from actors.system.actor import Actor, handles
+from actors.system.message import Done
+from orchestration.cast import Cast
+from orchestration.invariants import Violation
+from orchestration.simulated_cast import simulated_cast
+from orchestration.simulation import Rehearsal, Setting, rehearse
+from policies.trajectory import WeightsVersion
+from tests.orchestration.small_recipe import small_recipe
+
+
+def rehearse_with(monkeypatch: pytest.MonkeyPatch, role: str, actor: type[Actor], steps: int = 2) -> Rehearsal:
+    """A small run in which `actor` plays a part of the cast."""
+
+    def planted(*arguments, **options) -> Cast:
+        cast = simulated_cast(*arguments, **options)
+        parts = getattr(cast, role)
+        if isinstance(parts, tuple):
+            return replace(cast, **{role: tuple(replace(part, actor=actor) for part in parts)})
+        return replace(cast, **{role: replace(parts, actor=actor)})
+
+    monkeypatch.setattr(simulation, "simulated_cast", planted)
+    recipe = small_recipe()
+    return rehearse(Setting(recipe=recipe, stage="rl", steps=steps, balancer=recipe.balancer))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["static", "static_async", "round_robin", "least_sessions", "worst_case", "oversubscribed", "predictive"],
+)
+def test_no_invariant_complains_about_any_strategy(strategy: str) -> None:
+    recipe = small_recipe(strategy)
+    found = rehearse(Setting(recipe=recipe, stage="rl", steps=2, balancer=recipe.balancer))
+    assert found.figures["rollouts"] == 2 * 4 * 8
+    assert found.figures["ratio"] >= 1.0, "no schedule beats the lower bound"
+
+
+class KeepsLeases(RolloutActor):
+    """Forgets to give back one lease in eight: those of sample 3."""
+
+    def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
+        assert granted.lease is not None
+        if "/3@" not in granted.lease.rollout:
+            super().give_back(granted, tokens)
+
+
+class LosesWakeUps(BalancerActor):
+    """Takes leases back and tells nobody who waits."""
+
+    @handles(ReleaseLease)
+    async def on_release(self, message: ReleaseLease) -> None:
+        self._release(message.rollout, message.tokens)
+
+
+class LearnsTwice(SimulatedLearnerActor):
+    """Trains again when it is asked again."""
+
+    @handles(Learn)
+    async def on_learn(self, message: Learn) -> Learned:
+        await self._learn(message)
+        return await self._learn(message)
+
+
+class GoesBack(DirectorActor):
+    """Opens the gate with the first version again and again."""
+
+    async def _sync(self) -> None:
+        await super()._sync()
+        await self.port.ask(self._balancer, OpenGate(version=WeightsVersion(0, 0)))
+
+
+class KeepsOldWeights(GeneratorActor):
+    """Says that it took the weights, and did not."""
+
+    @handles(UpdateWeights)
+    async def on_update(self, _: UpdateWeights) -> Done:
+        return Done()
+
+
+class Overfull(SimulatedEngine):
+    """Holds more than it has."""
+
+    def usage(self) -> EngineUsage:
+        usage = super().usage()
+        return replace(usage, kv_used_tokens=usage.kv_used_tokens + 8192)
+
+
+class OverfullGenerator(GeneratorActor):
+    async def start(self) -> None:
+        await super().start()
+        self._engine.__class__ = Overfull  # the same engine, with other books
+
+
+class WaitsForAll(BalancerActor):
+    """Grants nothing while any lease is out."""
+
+    async def start(self) -> None:
+        await super().start()
+        grants = self._strategy.grants
+        self._strategy.grants = lambda: () if self._leases else grants()
+
+
+class DoublesRollouts(DirectorActor):
+    """Learns from the batch of the step before once more."""
+
+    async def start(self) -> None:
+        await super().start()
+        put, seen = self.port.blobs.put, []
+
+        async def doubled(value):
+            seen.append(value)
+            return await put(seen[0])
+
+        self.port.blobs.put = doubled
+
+
+class UsesWhatItGaveBack(RolloutActor):
+    """Gives its lease back after its first turn, and goes on with it."""
+
+    def say_progress(self, lease, tokens) -> None:
+        self.port.tell(self._balancer, ReleaseLease(rollout=lease.rollout))
+
+
+@pytest.mark.parametrize(
+    ("role", "actor", "complaint"),
+    [
+        ("rollouts", KeepsLeases, "a lease leaked"),
+        ("balancer", LosesWakeUps, "work is not conserved"),
+        ("learner", LearnsTwice, "trained twice"),
+        ("director", GoesBack, "opens the gate .* a version goes back"),
+        ("generators", KeepsOldWeights, "but the gate opened with"),
+        ("generators", OverfullGenerator, "over budget"),
+        ("balancer", WaitsForAll, "work is not conserved"),
+        ("director", DoublesRollouts, "a doubled rollout"),
+        ("rollouts", UsesWhatItGaveBack, "which it has given back"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_planted_bug_is_caught(
+    monkeypatch: pytest.MonkeyPatch, role: str, actor: type[Actor], complaint: str
+) -> None:
+    with pytest.raises(Violation, match=complaint):
+        rehearse_with(monkeypatch, role, actor)

@@ -1,0 +1,141 @@
+"""`greenroom simulate`: figures that agree with a count of one's own, a page, and clear refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from env.tool_call import ToolResult
+from orchestration.cli import app
+from orchestration.recipe import RecipeError, load_recipe
+from orchestration.simulate import chosen_strategies, rescaled
+from orchestration.simulated_cast import engine_of, workload_of
+from policies.dialogue import DialogueLimits
+from policies.makespan_bound import lower_bound
+from policies.step_cost import StepCost
+from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.workloads import ScriptedDialogue
+from tests.orchestration.small_recipe import small_recipe
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "recipes" / "rstar2-14b-64gpu.toml"
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "small.toml"
+    path.write_text(tomli_w.dumps(small_recipe().model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
+    return path
+
+
+def simulated(recipe: Path, folder: Path, *arguments: str) -> dict:
+    done = CliRunner().invoke(app, ["simulate", str(recipe), "--json", "--page", str(folder), *arguments])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_strategies_are_compared_on_the_same_work(recipe_file: Path, tmp_path: Path) -> None:
+    found = simulated(recipe_file, tmp_path, "--strategies", "worst_case,predictive")
+    worst, ours = found["strategies"]["worst_case"], found["strategies"]["predictive"]
+    assert worst["lower_bound_s"] == pytest.approx(ours["lower_bound_s"]), "the same rollouts, whoever plays them"
+    for figures in (worst, ours):
+        assert figures["rollouts"] == 32 and figures["dropped"] == 0
+        assert (
+            figures["ratio"] == pytest.approx(figures["makespan_s"] / figures["lower_bound_s"]) and figures["ratio"] > 1
+        )
+        assert 0 < figures["kv_mean"] <= figures["kv_p99"] <= 1
+        assert figures["run_s"] == pytest.approx(7 * figures["step_s"])
+        assert figures["idle_engine_s"] == pytest.approx(figures["idle_share"] * 3 * figures["makespan_s"])
+    assert worst["preemptions"] == worst["recomputed_tokens"] == 0, "what is reserved is never preempted"
+    assert worst["queue_wait_mean_s"] > ours["queue_wait_mean_s"]
+    assert found["events"] == worst["events"] + ours["events"]
+    page = Path(found["page"]).read_text()
+    assert "heatmap" in page and "KV in use" in page and "predictive" in page
+    assert (
+        simulated(recipe_file, tmp_path, "--strategies", "worst_case,predictive")["trace_hash"] == found["trace_hash"]
+    )
+
+
+def test_more_gpus_take_less_time(recipe_file: Path, tmp_path: Path) -> None:
+    few, many = (simulated(recipe_file, tmp_path, "--gpus", gpus)["strategies"]["worst_case"] for gpus in ("2", "6"))
+    assert many["makespan_s"] < few["makespan_s"] and many["step_s"] < few["step_s"]
+
+
+def test_the_trace_is_printed_from_one_event_to_another(recipe_file: Path) -> None:
+    done = CliRunner().invoke(app, ["simulate", str(recipe_file), "--events", "100:104"])
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["100", "101", "102", "103", "104"]
+
+
+def test_the_papers_recipe_has_the_papers_size() -> None:
+    recipe = load_recipe(PAPER)
+    steps = [(stage.prompts * stage.sampled, stage.steps) for stage in recipe.stages.values()]  # type: ignore[union-attr]
+    assert steps == [(16_384, 300), (16_384, 85), (16_384, 125)]
+    assert recipe.generators.count * recipe.generators.gpus == 64
+    assert engine_of(recipe).limits.kv_blocks == 25_000
+    assert workload_of(recipe).stages["rl-3"].turns == 15
+
+
+def test_what_cannot_be_simulated_is_refused_with_what_would_be_right() -> None:
+    recipe = small_recipe()
+    with pytest.raises(RecipeError, match="there is no strategy 'magic'"):
+        chosen_strategies("worst_case,magic", recipe)
+    with pytest.raises(RecipeError, match="--gpus 0"):
+        rescaled(recipe, 0)
+    with pytest.raises(RecipeError, match="kv_tokens is left to vLLM"):
+        engine = recipe.generators.engine.model_copy(update={"kv_tokens": None})
+        generators = recipe.generators.model_copy(update={"engine": engine})
+        engine_of(recipe.model_copy(update={"generators": generators}))
+    with pytest.raises(RecipeError, match=r"simulation\.workloads\.other: there is no such stage"):
+        settings = recipe.simulation.model_copy(update={"workloads": {"other": "rstar2-stage-1"}})
+        workload_of(recipe.model_copy(update={"simulation": settings}))
+
+
+def test_the_lower_bound_of_one_rollout_is_its_own_path_step_by_step() -> None:
+    """Against a count that goes token by token."""
+    recipe = small_recipe()
+    workload, cost = workload_of(recipe), StepCost(base=0.01, sequence=1e-3, context_token=1e-5, prefill_token=0.0)
+    said = workload.rollout("rl/0/0/0")
+    limits = DialogueLimits(max_tokens=said.tokens + 1, max_turns=20, max_turn_tokens=said.tokens)
+    dialogue = ScriptedDialogue(
+        id="rl/0/0/0", group="g", workload=workload, problem=Problem(id="p", question="", gold=""), limits=limits
+    )
+    seconds, length = 0.0, said.prompt_tokens
+    for turn in said.turns:
+        dialogue.said(turn, True, WeightsVersion(0, 0))
+        seconds += cost.base  # the prefill samples the first token
+        for _ in range(turn.n_tokens - 1):
+            length += 1
+            seconds += cost.base + cost.sequence + cost.context_token * length
+        length += 1
+        for index, call in enumerate(turn.calls):
+            result = ToolResult(id=f"rl/0/0/0/{dialogue.turns - 1}/{index}", status="success", wall_seconds=0.5)
+            dialogue.executed([result])
+            seconds += 0.5
+            length += call.response_tokens
+    trajectory = _trajectory(dialogue)
+    found = lower_bound([trajectory], cost=cost, engines=1, kv_tokens=10**9, max_running=1000)
+    assert found == pytest.approx(seconds, rel=1e-9)
+    crowd = lower_bound([trajectory] * 64, cost=cost, engines=1, kv_tokens=2048, max_running=1000)
+    assert crowd > 2 * found, "many rollouts on one small engine are bound by its work"
+
+
+def _trajectory(dialogue: ScriptedDialogue):
+    action = dialogue.next_action()
+    return Trajectory(
+        id=dialogue.id,
+        group="g",
+        sample=0,
+        stage="rl",
+        step=0,
+        problem=dialogue.problem,
+        spans=tuple(dialogue.spans),
+        calls=tuple(dialogue.calls),
+        turns=dialogue.turns,
+        answer_tags=1,
+        finish=action.finish,  # type: ignore[union-attr]
+        verdict=action.verdict,  # type: ignore[union-attr]
+        reward=0.0,
+        generator="generator-0",
+    )
