@@ -5,9 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 the input is not usable (a recipe, an op
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,24 +17,21 @@ from rich.table import Table
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
+from orchestration.bench import commands as bench_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.terminal import AsJson, console, run_interruptibly
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-bench = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
-app.add_typer(bench, name="bench")
+app.add_typer(bench_commands.app, name="bench")
 app.add_typer(archive_commands.app, name="archive")
 app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
-bench.command("archive")(archive_commands.bench_archive)
-
-console = Console(stderr=True)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting; repeatable.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs' folders are made.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 
 
 @app.command()
@@ -59,7 +54,7 @@ def train(
         return
     folder = Path(planned.folder)
     try:
-        summary = _run_interruptibly(_train(loaded, folder))
+        summary = run_interruptibly(_train(loaded, folder))
     except (ActorError, ActorStartFailed) as failure:
         # The text ends with the traceback from the actor's process: the last line names the cause.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
@@ -203,7 +198,7 @@ def calibrate(
 
     loaded = load_recipe(recipe, overrides)
     try:
-        found = _run_interruptibly(_calibrate(loaded, repeats))
+        found = run_interruptibly(_calibrate(loaded, repeats))
     except EngineFailed as failure:
         console.print(f"[bold red]the engine failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
         raise SystemExit(1) from None
@@ -277,102 +272,7 @@ def serve_tools(
         environments=environments,
         ray_address=ray_address,
     )
-    _run_interruptibly(serve(options, lambda text: print(text, flush=True)))
-
-
-@bench.command("mailbox")
-def bench_mailbox(
-    seconds: Annotated[float, typer.Option(help="How long each side is measured.")] = 4.0,
-    in_flight: Annotated[int, typer.Option(help="Requests outstanding at any time.")] = 3000,
-    as_json: AsJson = False,
-) -> None:
-    """Mailbox requests per second against pipelined plain Ray calls."""
-    from orchestration.bench.mailbox import bench_mailbox as measure
-
-    figures = _run_interruptibly(measure(seconds=seconds, in_flight=in_flight))
-    if as_json:
-        print(figures.model_dump_json())
-        return
-    print(
-        f"mailbox: {figures.mailbox_per_s:,.0f}/s  plain Ray: {figures.plain_per_s:,.0f}/s  ratio: {figures.ratio:.1f}"
-    )
-
-
-@bench.command("burst")
-def bench_burst(
-    calls: Annotated[int, typer.Option(help="Calls that are submitted at once.")] = 45_000,
-    environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
-    kill_every: Annotated[float, typer.Option(help="Kill a jail or an init every so many seconds; 0: never.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Many tool calls at once: is each answered once and rightly, how fast, in how much memory?"""
-    from orchestration.bench.burst import bench_burst as measure
-
-    figures = _run_interruptibly(measure(calls, environments, kill_every, seed))
-    print(figures.model_dump_json() if as_json else figures.model_dump_json(indent=2))
-    if not figures.flawless:
-        raise SystemExit(1)
-
-
-@bench.command("tools")
-def bench_tools(
-    seconds: Annotated[float, typer.Option(help="How long each side of each kind is measured.")] = 6.0,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds in which that is done.")] = 3,
-    concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default two for each core.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Isolated calls per second against spawning `python file.py` for each, without isolation."""
-    from orchestration.bench.tools import bench_tools as measure
-
-    figures = _run_interruptibly(measure(seconds=seconds, rounds=rounds, concurrency=concurrency))
-    if as_json:
-        print(figures.model_dump_json())
-        return
-    for name, kind in figures.kinds.items():
-        print(f"{name}: {kind.ours_per_s:,.1f}/s  spawn: {kind.spawn_per_s:,.1f}/s  ratio: {kind.ratio:.1f}")
-
-
-@bench.command("learner")
-def bench_learner(
-    threads: Annotated[int, typer.Option(help="Compute threads of each side.")] = 2,
-    model: Annotated[list[str] | None, typer.Option(help="quickstart or llama_135m; repeatable.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Steps of each side.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tokens per second and peak memory of a learner step against a plain padded step with transformers."""
-    from orchestration.bench.learner import bench_learner as measure
-    from orchestration.bench.learner import known_models
-
-    figures = measure(threads, known_models(model), rounds)
-    if as_json:
-        print(figures.model_dump_json())
-        return
-    for name, found in figures.models.items():
-        print(
-            f"{name}: {found.packed.tokens_per_s:,.0f} tokens/s against {found.plain.tokens_per_s:,.0f} "
-            f"({found.tokens_per_s_ratio:.2f} times), peak memory {found.packed.peak_bytes >> 20:,} MiB "
-            f"against {found.plain.peak_bytes >> 20:,} MiB ({found.peak_memory_ratio:.2f} times)"
-        )
-
-
-def _run_interruptibly(work: Any) -> Any:
-    """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
-
-    async def supervised() -> Any:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        return await task
-
-    import uvloop
-
-    try:
-        return uvloop.run(supervised())
-    except asyncio.CancelledError:
-        console.print("interrupted; everything that ran has been stopped")
-        raise SystemExit(130) from None
+    run_interruptibly(serve(options, lambda text: print(text, flush=True)))
 
 
 def main() -> None:

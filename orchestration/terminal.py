@@ -1,0 +1,33 @@
+"""What commands share: the console, the option for JSON, and work that Ctrl-C ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+console = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+
+
+def run_interruptibly(work: Any) -> Any:
+    """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
+
+    async def supervised() -> Any:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return await task
+
+    import uvloop
+
+    try:
+        return uvloop.run(supervised())
+    except asyncio.CancelledError:
+        console.print("interrupted; everything that ran has been stopped")
+        raise SystemExit(130) from None
