@@ -8,6 +8,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# An activated environment (perhaps our own, which has no pip) must not be what this one is made with.
+[ -z "${VIRTUAL_ENV:-}" ] || PATH=${PATH//"$VIRTUAL_ENV/bin:"/}
+
 PYTHON_VERSION=$(<.python-version)
 STAMP=.venv/greenroom-setup
 UV_HOME=.setup/uv # where uv is put if the machine has none; private to this checkout
