@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 
 import psutil
@@ -35,4 +36,5 @@ async def direct(ending: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it as ignored
     asyncio.run(direct(sys.argv[1]))
