@@ -111,7 +111,7 @@ class ZygoteJail:
             self.log.close_writer()
             loop.add_reader(self._pidfd, self._on_exit)
             await self._birth(first, ())
-        except BaseException:
+        except BaseException:  # cancelled too: a half-started jail must not stay behind
             await self.end()
             raise
 

@@ -110,14 +110,14 @@ def drill(
     as_json: AsJson = False,
 ) -> None:
     """Run seeded fault plans on the virtual stage; a plan that breaks the run is shrunk and printed."""
-    from actors.system.faults import FaultPlan
+    from actors.system.actor_faults import ActorFaultPlan
     from orchestration.drill import Drill, repeat_command
 
     if not virtual:
         raise RecipeError("drills run on the virtual stage only; add --virtual")
     training = Drill(load_recipe(recipe, overrides))
     if plan is not None:
-        reason = training.fault_of(FaultPlan.model_validate_json(plan.read_text()), first)
+        reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
         print(reason or "passed")
         raise SystemExit(1 if reason else 0)
     failures = training.run(
@@ -143,6 +143,9 @@ def simulate(
     strategies: Annotated[
         str | None, typer.Option(help="Strategies to compare: a,b or all; by default the recipe's own.")
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What `greenroom calibrate` has written; by default the recipe's cost model.")
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
     stage: Stage = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 1,
@@ -160,6 +163,7 @@ def simulate(
     from orchestration.simulation_page import write_page
 
     loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
+    loaded = simulation.calibrated(loaded, calibration)
     name = stage or simulation.first_stage(loaded)
     names = simulation.chosen_strategies(strategies, loaded)
     if events is not None:

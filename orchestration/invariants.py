@@ -1,6 +1,6 @@
 """What must hold in every virtual run, checked while it runs; the first breach ends it.
 
-1. Conservation: each rollout that was asked for has finished, or was dropped with a reason, when its step ends.
+1. Conservation: each rollout that was asked for has finished, or was dropped with a reason, when the run ends.
 2. A rollout is learned from at most once, and a step id gives one version.
 3. An engine's KV stays within its capacity, and no strategy that promises KV promises more than its budget.
 4. A lease is used by nobody after it has come back; at the end all have come back, and engines hold no requests.
@@ -57,10 +57,14 @@ class Violation(AssertionError):
 
 
 class Invariants:
-    """An observer of a stage's trace (`Trace.observe`). `promises`: of KV, as a multiple of a generator's capacity."""
+    """An observer of a stage's trace (`Trace.observe`).
 
-    def __init__(self, stage: VirtualStage, cast: Cast, *, promises: float | None = None) -> None:
-        self._stage, self._promises = stage, promises
+    Args:
+        most_promised: of a generator's KV, as a multiple of its capacity; None for strategies that promise none.
+    """
+
+    def __init__(self, stage: VirtualStage, cast: Cast, *, most_promised: float | None) -> None:
+        self._stage, self._most_promised = stage, most_promised
         self._balancer = ActorRef(cast.balancer.name)
         self._generators = [ActorRef(part.name) for part in cast.generators]
         self._submitted: dict[str, None] = {}
@@ -99,9 +103,15 @@ class Invariants:
             if rule is not None:
                 rule(event, event.message)
 
-    async def at_the_end(self) -> None:
-        """Wait until what is under way has arrived, then look at what is left. Raises `Violation`."""
+    async def at_the_end(self, dropped: int) -> None:
+        """Wait until what is under way has arrived, then look at what is left. Raises `Violation`.
+
+        `dropped`: rollouts that the steps' reports own up to having dropped.
+        """
         self._ended = True
+        missing = [rollout for rollout in self._submitted if rollout not in self._finished]
+        if len(missing) > dropped:
+            self._broken(f"{len(missing)} rollouts ({missing[0]}) did not end, {dropped} were dropped: some are lost")
         await self._stage.loop.sleep(SETTLE_S)
         status = self._books()
         held = sum(load.sessions for load in status.loads)
@@ -210,8 +220,10 @@ class Invariants:
             return
         status = self._books()
         for load in status.loads:
-            most = self._promises and self._promises * load.capacity.kv_tokens
-            if most is not None and load.promised > most:
+            if self._most_promised is None:
+                break
+            most = self._most_promised * load.capacity.kv_tokens
+            if load.promised > most:
                 self._broken(
                     f"{load.capacity.generator} has {load.promised} tokens promised, over its budget of {most:g}"
                 )

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.system.trace import EnoughTraced
+from orchestration.calibrate import load_calibration
 from orchestration.progress import format_seconds
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulation import Rehearsal, Setting, rehearse
@@ -56,6 +57,22 @@ def rescaled(recipe: Recipe, engines: int | None) -> Recipe:
             "simulation": recipe.simulation.model_copy(update={"learner": learner}),
         }
     )
+
+
+def calibrated(recipe: Recipe, path: Path | None) -> Recipe:
+    """The recipe with the engine's cost model of a calibration; None leaves it as it is.
+
+    Raises `RecipeError` if the file is none.
+    """
+    if path is None:
+        return recipe
+    try:
+        cost = load_calibration(path).cost
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"--calibration {path}: {str(error).splitlines()[0]}; give the file that `greenroom calibrate --out` has written"
+        ) from error
+    return recipe.model_copy(update={"simulation": recipe.simulation.model_copy(update={"cost": cost})})
 
 
 def simulate(recipe: Recipe, *, stage: str, strategies: list[str], steps: int, explore: int | None) -> list[Rehearsal]:

@@ -16,7 +16,7 @@ from actors.engines.simulated_engine import SimulatedEngine
 from actors.generator import GeneratorActor
 from actors.messages import NextReports, RolloutFinished, RunCall, RunReinforcement, RunRollout
 from actors.system.actor import ActorRef
-from actors.system.faults import FaultPlan
+from actors.system.actor_faults import ActorFaultPlan
 from actors.system.trace import Event, Trace
 from actors.system.virtual_loop import NS, run_virtual
 from actors.system.virtual_stage import Network, VirtualStage
@@ -24,7 +24,7 @@ from orchestration.cast import enter
 from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulated_cast import simulated_cast
-from policies.balancing import BalancerOptions
+from policies.balancing import BalancerOptions, most_promised
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
 from policies.stages import ReinforcementOptions
@@ -67,7 +67,7 @@ class Setting:
     stage: str
     steps: int = 1
     balancer: BalancerOptions
-    plan: FaultPlan | None = None
+    plan: ActorFaultPlan | None = None
     explore: int | None = None
     restarts: int = 0
     contents: bool = False
@@ -106,7 +106,8 @@ class _Run:
         self._trace = Trace(
             contents=setting.contents, show=setting.show, first=setting.first_event, last=setting.last_event
         )
-        self._trajectories: list[tuple[int, Trajectory]] = []
+        self._trajectories: dict[str, tuple[int, Trajectory]] = {}
+        """Rollout -> when it was first answered, and with what: a message that comes twice is answered twice."""
         self._calls: dict[str, int] = {}
         self._call_seconds: list[float] = []
         self._series = EngineSeries()
@@ -140,7 +141,7 @@ class _Run:
             async with stage:
                 cast = simulated_cast(recipe, balancer=setting.balancer, folder=Path(folder), restarts=setting.restarts)
                 await enter(stage, cast)
-                invariants = Invariants(stage, cast)
+                invariants = Invariants(stage, cast, most_promised=most_promised(setting.balancer))
                 self._trace.observe(invariants)
                 self._trace.observe(self._look_at)
                 self._watch_engines(stage)
@@ -150,8 +151,9 @@ class _Run:
                 await stage.port.ask(DIRECTOR, request)
                 reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
                 self._series_on = False
-                await invariants.at_the_end()
-                return self._figures([report.figures for report in reports if report.kind == "step"])
+                steps = [report.figures for report in reports if report.kind == "step"]
+                await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
+                return self._figures(steps)
 
     def _watch_engines(self, stage: VirtualStage) -> None:
         """Look at the engines at even intervals, without a message: the run is the same as without it."""
@@ -190,7 +192,7 @@ class _Run:
                 if began is not None:
                     self._call_seconds.append((event.now_ns - began) / NS)
             elif isinstance(message, RolloutFinished) and isinstance(event.request, RunRollout):
-                self._trajectories.append((event.now_ns, message.trajectory))
+                self._trajectories.setdefault(message.trajectory.id, (event.now_ns, message.trajectory))
 
     # --- figures ----------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class _Run:
         recipe, count, n = self._recipe, self._recipe.generators.count, len(steps)
         makespan = sum(step["time_rollout_s"] for step in steps) / n
         step_s = sum(step["time_total_s"] for step in steps) / n
-        trajectories = [trajectory for _, trajectory in self._trajectories]
+        trajectories = [trajectory for _, trajectory in self._trajectories.values()]
         engine = recipe.generators.engine
         assert engine.kv_tokens is not None, "the cast asks for it"
         bound = lower_bound(
@@ -258,7 +260,7 @@ class _Run:
 
     def _tail(self, makespan: float) -> float:
         """Share of the time in which the last rollouts finish."""
-        ends = sorted(end for end, _ in self._trajectories)
+        ends = sorted(end for end, _ in self._trajectories.values())
         if not ends or makespan <= 0:
             return 0.0
         most = ends[max(0, round(len(ends) * (1 - TAIL)) - 1)]

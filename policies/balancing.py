@@ -38,6 +38,17 @@ class BalancerOptions(Options):
     """predictive: standard deviations of the predicted demand that are kept free."""
 
 
+def most_promised(options: BalancerOptions) -> float | None:
+    """What a generator may promise, as a multiple of its KV capacity; None if the strategy promises no reserves."""
+    match options.strategy:
+        case "worst_case":
+            return 1.0 - options.headroom
+        case "oversubscribed":
+            return (1.0 - options.headroom) / options.coefficient
+        case _:
+            return None
+
+
 class Wish(Record):
     """A rollout that wants to start."""
 

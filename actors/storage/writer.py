@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 from zlib import crc32
@@ -87,13 +88,11 @@ class ArchiveWriter:
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder, self._segment_bytes = folder, segment_bytes
-        self._lock = lock(folder)
-        try:
+        with ExitStack() as undo:
+            self._lock = undo.enter_context(lock(folder))
             self._stored = {(row.id, row.checksum) for row in Archive(folder).rows}
             self._segment = _Segment(folder, _next_number(folder))
-        except BaseException:
-            self._lock.close()
-            raise
+            undo.pop_all()
         self._finished: list[_Segment] = []
         self._finished_bytes = 0
         self._appended = 0

@@ -105,7 +105,7 @@ class Cast:
                 former = self._members.get(part.name)
                 members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, part.restarts))
             await self._bring_up(members)
-        except BaseException:
+        except BaseException:  # cancelled too: those that started must not stay behind
             await self._dismiss(members)
             raise
         return [ActorRef(part.name) for part in parts]

@@ -126,7 +126,7 @@ class LocalRay:
                     params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True
                 )
             _connect(self._node.address)
-        except BaseException:
+        except BaseException:  # interrupted too: Ray's processes must not stay behind
             self.close()
             raise
         LocalRay.open = self

@@ -95,7 +95,7 @@ class Trace:
             try:
                 for observer in self._observers:
                     observer(event)
-            except BaseException:
+            except BaseException:  # whatever an observer raises ends the run; nothing more is to be heard
                 self._over = True
                 raise
         if self._last is not None and self.events >= self._last:

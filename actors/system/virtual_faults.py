@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from actors.system.faults import Fault, FaultPlan
+from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from actors.system.virtual_loop import NS
 
 
@@ -24,7 +24,7 @@ _PLAIN = Travel()
 class Weather:
     """The faults of a plan that hit messages, as they come due."""
 
-    def __init__(self, plan: FaultPlan, resend_s: float, jitter_s: float, rng: Random | None) -> None:
+    def __init__(self, plan: ActorFaultPlan, resend_s: float, jitter_s: float, rng: Random | None) -> None:
         self._pending = [fault for fault in plan.faults if fault.kind in ("delay", "drop", "double", "lose")]
         self._left = {id: fault.messages for id, fault in enumerate(self._pending)}
         self._freezes = [fault for fault in plan.faults if fault.kind == "freeze"]
@@ -44,7 +44,7 @@ class Weather:
                 return self._hit(fault, extra)
         return _PLAIN if not extra else Travel(extra)
 
-    def _hit(self, fault: Fault, extra: int) -> Travel:
+    def _hit(self, fault: ActorFault, extra: int) -> Travel:
         match fault.kind:
             case "delay":
                 return Travel(extra + round(fault.seconds * NS), fault="delay")
@@ -68,5 +68,5 @@ class Weather:
         return arrival
 
 
-def _frozen(freeze: Fault, now: int, name: str) -> bool:
+def _frozen(freeze: ActorFault, now: int, name: str) -> bool:
     return freeze.actor == name and freeze.at * NS <= now < (freeze.at + freeze.seconds) * NS

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, Literal, Self
 
 from actors.system.actor import Actor, ActorLost, ActorRef, HandlerFailed, seed_for
-from actors.system.faults import FaultPlan
+from actors.system.actor_faults import ActorFaultPlan
 from actors.system.message import Done, Message, decode, encode
 from actors.system.stage import ActorStartFailed, Death, Part
 from actors.system.trace import Kind, Trace
@@ -101,7 +101,7 @@ class VirtualStage:
         *,
         seed: int,
         network: Network | None = None,
-        plan: FaultPlan | None = None,
+        plan: ActorFaultPlan | None = None,
         trace: Trace | None = None,
         wire_every: int = 0,
     ) -> None:
@@ -109,7 +109,7 @@ class VirtualStage:
         self.deaths: list[Death] = []
         self.network = network or Network()
         self._seed, self._wire_every = seed, wire_every
-        self._plan = plan or FaultPlan()
+        self._plan = plan or ActorFaultPlan()
         self._members: dict[str, Member] = {}
         self._listeners: list[Callable[[Death], None]] = []
         self._blobs: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class VirtualStage:
                 former = self._members.get(part.name)
                 members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, part.restarts))
             await asyncio.gather(*[self._start(member) for member in members])
-        except BaseException:
+        except BaseException:  # cancelled too: those that started must not stay behind
             for member in members:
                 self._end(member)
                 self._notice(member, "it was started with others that could not start")

@@ -6,6 +6,7 @@ machine hits both. Tokens per second count real tokens, never padding. Peak memo
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 from collections.abc import Sequence
@@ -173,12 +174,11 @@ class _Side:
     def __enter__(self) -> _Side:
         self._process.start()
         self._theirs.close()  # so that its death ends the connection
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.push(self.__exit__)
             answer = self._answer()
             assert answer == "ready", answer
-        except BaseException:
-            self.__exit__()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 import env.jail_per_call
 import env.zygotes
-from env import cgroups
+from env.host_state import cgroups_of
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -65,19 +65,11 @@ async def until[T](look: Callable[[], T]) -> T:
 
 
 def look_at_host() -> Host:
-    hierarchy = cgroups.find_hierarchy()
-    owned = f"@{os.getpid()}-"
-    found = [
-        str(path)
-        for folder in (hierarchy.folders if hierarchy else ())
-        for path in (folder / cgroups.FOLDER).glob(f"*{owned}*/*")
-        if path.is_dir()
-    ]
     return Host(
         children=len(children_of_this_process()),
         processes=len(descendants(children_of_this_process())),
         mounts=tuple(Path("/proc/self/mountinfo").read_text().splitlines()),
-        cgroups=frozenset(found),
+        cgroups=frozenset(cgroups_of(os.getpid())),
         descriptors=_open_descriptors(),
         scratch=frozenset(name for name in os.listdir("/tmp") if "greenroom" in name),
     )

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import orchestration.drill as drills
 from actors.supervision import Supervision
 from actors.system.actor import ActorRef
-from actors.system.faults import Fault, FaultPlan, shrink
+from actors.system.actor_faults import ActorFault, ActorFaultPlan, shrink
 from orchestration.cli import app
 from orchestration.drill import Drill
 from tests.orchestration.small_recipe import small_recipe
@@ -32,7 +32,7 @@ def test_a_few_plans_break_nothing(drill: Drill) -> None:
 
 
 def test_a_killed_generator_costs_no_rollout(drill: Drill) -> None:
-    plan = FaultPlan(faults=(Fault(kind="kill", at=3.0, actor="generator-1"),))
+    plan = ActorFaultPlan(faults=(ActorFault(kind="kill", at=3.0, actor="generator-1"),))
     assert drill.fault_of(plan, None) == ""
 
 
@@ -48,9 +48,9 @@ def test_a_bug_is_found_and_its_plan_shrunk_to_the_fault_that_shows_it(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.director.Supervision", _LeavesTheDeadIn)
-    faults = [Fault(kind="delay", at=at, actor="archive", seconds=0.1) for at in (0.5, 1.0, 2.0, 4.0)]
-    kill = Fault(kind="kill", at=3.0, actor="rollout-0")
-    plan = FaultPlan(faults=(*faults[:2], kill, *faults[2:]))
+    faults = [ActorFault(kind="delay", at=at, actor="archive", seconds=0.1) for at in (0.5, 1.0, 2.0, 4.0)]
+    kill = ActorFault(kind="kill", at=3.0, actor="rollout-0")
+    plan = ActorFaultPlan(faults=(*faults[:2], kill, *faults[2:]))
     monkeypatch.setattr(drill, "plan", lambda seed: plan)
     (failure,) = drill.run([0], lambda seed, reason: None)
     assert failure.shrunk.faults == (kill,)
@@ -59,17 +59,17 @@ def test_a_bug_is_found_and_its_plan_shrunk_to_the_fault_that_shows_it(
 
 def test_plans_are_drawn_from_their_seed_and_survive_json() -> None:
     options = {"actors": ["a", "b"], "until": 10.0, "killable": ["b"]}
-    plans = [FaultPlan.draw(seed, **options) for seed in range(50)]
-    assert plans == [FaultPlan.draw(seed, **options) for seed in range(50)]
+    plans = [ActorFaultPlan.draw(seed, **options) for seed in range(50)]
+    assert plans == [ActorFaultPlan.draw(seed, **options) for seed in range(50)]
     assert len({str(plan) for plan in plans}) > 45
     assert all(fault.actor == "b" for plan in plans for fault in plan.faults if fault.kind == "kill")
-    assert FaultPlan.model_validate_json(plans[3].model_dump_json()) == plans[3]
+    assert ActorFaultPlan.model_validate_json(plans[3].model_dump_json()) == plans[3]
 
 
 def test_shrinking_leaves_out_what_can_be_left_out() -> None:
-    faults = tuple(Fault(kind="delay", at=float(at), actor="a") for at in range(20))
+    faults = tuple(ActorFault(kind="delay", at=float(at), actor="a") for at in range(20))
     needed = [faults[3], faults[17]]
-    shrunk = shrink(FaultPlan(faults=faults), lambda plan: all(fault in plan.faults for fault in needed))
+    shrunk = shrink(ActorFaultPlan(faults=faults), lambda plan: all(fault in plan.faults for fault in needed))
     assert list(shrunk.faults) == needed
 
 
@@ -82,7 +82,7 @@ def test_the_command_says_how_a_broken_plan_is_repeated(
     done = CliRunner().invoke(app, ["drill", str(recipe), "--virtual", "--seeds", "2"])
     assert done.exit_code == 1
     assert "repeat it: greenroom drill" in done.output and "--plan plan-1.json --first 1" in done.output
-    assert len(FaultPlan.model_validate_json((tmp_path / "plan-1.json").read_text()).faults) == 1
+    assert len(ActorFaultPlan.model_validate_json((tmp_path / "plan-1.json").read_text()).faults) == 1
 
 
 def test_the_miniature_is_small_whatever_the_recipe_is() -> None:

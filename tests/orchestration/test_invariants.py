@@ -13,11 +13,15 @@ from actors.engines.engine import EngineUsage
 from actors.engines.simulated_engine import SimulatedEngine
 from actors.generator import GeneratorActor
 from actors.messages import (
+    BalancerStatus,
     Learn,
     Learned,
     LeaseGranted,
     OpenGate,
     ReleaseLease,
+    Report,
+    RolloutFinished,
+    RunRollout,
     UpdateWeights,
 )
 from actors.rollout import RolloutActor
@@ -32,15 +36,18 @@ from policies.trajectory import WeightsVersion
 from tests.orchestration.small_recipe import small_recipe
 
 
-def rehearse_with(monkeypatch: pytest.MonkeyPatch, role: str, actor: type[Actor], steps: int = 2) -> Rehearsal:
-    """A small run in which `actor` plays a part of the cast."""
+def rehearse_with(monkeypatch: pytest.MonkeyPatch, players: dict[str, type[Actor]], steps: int = 2) -> Rehearsal:
+    """A small run in which these actors play parts of the cast."""
 
     def planted(*arguments, **options) -> Cast:
         cast = simulated_cast(*arguments, **options)
-        parts = getattr(cast, role)
-        if isinstance(parts, tuple):
-            return replace(cast, **{role: tuple(replace(part, actor=actor) for part in parts)})
-        return replace(cast, **{role: replace(parts, actor=actor)})
+        for role, actor in players.items():
+            parts = getattr(cast, role)
+            if isinstance(parts, tuple):
+                cast = replace(cast, **{role: tuple(replace(part, actor=actor) for part in parts)})
+            else:
+                cast = replace(cast, **{role: replace(parts, actor=actor)})
+        return cast
 
     monkeypatch.setattr(simulation, "simulated_cast", planted)
     recipe = small_recipe()
@@ -137,6 +144,31 @@ class DoublesRollouts(DirectorActor):
         self.port.blobs.put = doubled
 
 
+class PromisesTooMuch(BalancerActor):
+    """Has promised more than its strategy may."""
+
+    def status(self) -> BalancerStatus:
+        status = super().status()
+        loads = tuple(load.model_copy(update={"promised": load.capacity.kv_tokens + 1}) for load in status.loads)
+        return status.model_copy(update={"loads": loads})
+
+
+class ForgetsARollout(DirectorActor):
+    """Says of no rollout that it was dropped."""
+
+    def _report(self, report: Report) -> None:
+        super()._report(report.model_copy(update={"figures": report.figures | {"dropped": 0.0}}))
+
+
+class FailsARollout(RolloutActor):
+    """Fails the rollouts of sample 3, so that they are dropped."""
+
+    async def _play(self, request: RunRollout) -> RolloutFinished:
+        if request.sample == 3:
+            raise ValueError("planted")
+        return await super()._play(request)
+
+
 class UsesWhatItGaveBack(RolloutActor):
     """Gives its lease back after its first turn, and goes on with it."""
 
@@ -154,6 +186,7 @@ class UsesWhatItGaveBack(RolloutActor):
         ("generators", KeepsOldWeights, "but the gate opened with"),
         ("generators", OverfullGenerator, "over budget"),
         ("balancer", WaitsForAll, "work is not conserved"),
+        ("balancer", PromisesTooMuch, "over its budget"),
         ("director", DoublesRollouts, "a doubled rollout"),
         ("rollouts", UsesWhatItGaveBack, "which it has given back"),
     ],
@@ -163,4 +196,14 @@ def test_a_planted_bug_is_caught(
     monkeypatch: pytest.MonkeyPatch, role: str, actor: type[Actor], complaint: str
 ) -> None:
     with pytest.raises(Violation, match=complaint):
-        rehearse_with(monkeypatch, role, actor)
+        rehearse_with(monkeypatch, {role: actor})
+
+
+def test_a_rollout_that_is_dropped_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rehearse_with(monkeypatch, {"rollouts": FailsARollout})
+    assert found.figures["dropped"] == 2 * 4
+
+
+def test_a_rollout_that_nobody_owns_up_to_having_dropped_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Violation, match="some are lost"):
+        rehearse_with(monkeypatch, {"rollouts": FailsARollout, "director": ForgetsARollout})

@@ -8,10 +8,13 @@ import tomli_w
 from typer.testing import CliRunner
 
 from env.tool_call import ToolResult
+from orchestration.calibrate import Calibration
 from orchestration.cli import app
 from orchestration.recipe import RecipeError, load_recipe
-from orchestration.simulate import chosen_strategies, rescaled
+from orchestration.simulate import calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
+from policies.batching_records import BatchingLimits
+from policies.cost_fitting import FitError
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
 from policies.step_cost import StepCost
@@ -139,3 +142,30 @@ def _trajectory(dialogue: ScriptedDialogue):
         reward=0.0,
         generator="generator-0",
     )
+
+
+def test_a_calibration_takes_the_place_of_the_recipes_cost_model(tmp_path: Path) -> None:
+    recipe = small_recipe()
+    measured = StepCost(base=0.5)
+    path = tmp_path / "calibration.json"
+    path.write_text(calibration(measured).model_dump_json())
+    assert calibrated(recipe, path).simulation.cost == measured != recipe.simulation.cost
+    assert calibrated(recipe, None) is recipe
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no json"])
+def test_a_file_that_is_no_calibration_is_refused_by_name(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "cal.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RecipeError, match=r"--calibration .*cal\.json.*greenroom calibrate --out"):
+        calibrated(small_recipe(), path)
+
+
+def calibration(cost: StepCost) -> Calibration:
+    none = FitError(median=0.0, worst=0.0)
+    return Calibration(
+        engine="vllm", model="m", dtype="float32", threads=1, cost=cost, fit=none, held_out=none, repeat_spread=0.0,
+        limits=BatchingLimits(kv_blocks=8, block_tokens=16, max_running=4, max_step_tokens=64),
+        max_sequence_tokens=64, repeats=1, measurements=(),
+    )  # fmt: skip

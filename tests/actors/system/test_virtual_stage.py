@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, HandlerFailed, handles
-from actors.system.faults import Fault, FaultPlan
+from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from actors.system.message import Done, Message, Request
 from actors.system.stage import ActorStartFailed, Part
 from actors.system.trace import EnoughTraced, Event, Trace
@@ -246,7 +246,7 @@ def test_a_message_that_changes_on_the_wire_is_found() -> None:
     play(scene, A, wire_every=1)
 
 
-def told(plan: FaultPlan) -> tuple[str, ...]:
+def told(plan: ActorFaultPlan) -> tuple[str, ...]:
     """What an actor hears of six messages, one each second, under a plan; with the seconds of its arrival."""
 
     async def scene(stage: VirtualStage) -> tuple[str, ...]:
@@ -262,18 +262,21 @@ def told(plan: FaultPlan) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("fault", "heard"),
     [
-        (Fault(kind="delay", at=1.5, actor="a", seconds=2.5), "012345"),  # what is behind it waits for it
-        (Fault(kind="drop", at=1.5, actor="a"), "012345"),  # the mailbox sends it again
-        (Fault(kind="double", at=1.5, actor="a", messages=2), "01223345"),
-        (Fault(kind="lose", at=1.5, actor="a"), "01345"),
-        (Fault(kind="freeze", at=1.5, actor="a", seconds=3), "012345"),
-        (Fault(kind="kill", at=2.5, actor="a"), ""),  # its successor hears nothing of what went before, or meanwhile
-        (Fault(kind="delay", at=0, actor="b"), "012345"),
+        (ActorFault(kind="delay", at=1.5, actor="a", seconds=2.5), "012345"),  # what is behind it waits for it
+        (ActorFault(kind="drop", at=1.5, actor="a"), "012345"),  # the mailbox sends it again
+        (ActorFault(kind="double", at=1.5, actor="a", messages=2), "01223345"),
+        (ActorFault(kind="lose", at=1.5, actor="a"), "01345"),
+        (ActorFault(kind="freeze", at=1.5, actor="a", seconds=3), "012345"),
+        (
+            ActorFault(kind="kill", at=2.5, actor="a"),
+            "",
+        ),  # its successor hears nothing of before or meanwhile
+        (ActorFault(kind="delay", at=0, actor="b"), "012345"),
     ],
-    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+    ids=lambda value: value.kind if isinstance(value, ActorFault) else "",
 )
-def test_each_kind_of_fault_does_what_it_says(fault: Fault, heard: str) -> None:
-    assert "".join(told(FaultPlan(faults=(fault,)))) == heard
+def test_each_kind_of_fault_does_what_it_says(fault: ActorFault, heard: str) -> None:
+    assert "".join(told(ActorFaultPlan(faults=(fault,)))) == heard
 
 
 def test_a_lost_ask_fails_when_the_mailbox_gives_up() -> None:
@@ -282,7 +285,7 @@ def test_a_lost_ask_fails_when_the_mailbox_gives_up() -> None:
             await stage.port.ask(REF, Say(text="hello"))
         return stage.loop.time()
 
-    assert play(scene, A, plan=FaultPlan(faults=(Fault(kind="lose", at=0, actor="a"),))) == 60.0
+    assert play(scene, A, plan=ActorFaultPlan(faults=(ActorFault(kind="lose", at=0, actor="a"),))) == 60.0
 
 
 def test_a_frozen_actor_answers_when_it_thaws() -> None:
@@ -290,7 +293,7 @@ def test_a_frozen_actor_answers_when_it_thaws() -> None:
         await stage.port.ask(REF, Say(text="hello"))
         return stage.loop.time()
 
-    plan = FaultPlan(faults=(Fault(kind="freeze", at=0, actor="a", seconds=7),))
+    plan = ActorFaultPlan(faults=(ActorFault(kind="freeze", at=0, actor="a", seconds=7),))
     assert play(scene, A, plan=plan) == pytest.approx(7.002)
 
 

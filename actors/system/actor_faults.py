@@ -1,4 +1,4 @@
-"""Fault plans: what goes wrong in a run, when, and for whom. Data, drawn from a seed, and printed in full.
+"""ActorFault plans: what goes wrong in a run, when, and for whom. Data, drawn from a seed, and printed in full.
 
 Invariants:
 - a plan is all that a faulty run needs besides its recipe: the same plan gives the same run;
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from actors.system.actor import seed_for
 
-FaultKind = Literal[
+ActorFaultKind = Literal[
     "kill",  # the actor's process ends; the stage restarts it if its part allows
     "freeze",  # the actor hears and says nothing for `seconds`
     "delay",  # messages to the actor arrive `seconds` later; those behind them in the lane wait
@@ -25,12 +25,12 @@ FaultKind = Literal[
 ]
 
 
-class Fault(BaseModel):
+class ActorFault(BaseModel):
     """One thing that goes wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: FaultKind
+    kind: ActorFaultKind
     at: Annotated[float, Field(ge=0)]
     """Seconds of the run's clock."""
     actor: str
@@ -46,12 +46,12 @@ class Fault(BaseModel):
         return f"at {self.at:.3f} s: {self.kind}{many} {self.actor}{how}"
 
 
-class FaultPlan(BaseModel):
+class ActorFaultPlan(BaseModel):
     """All faults of a run, in the order of their times."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ActorFault, ...] = ()
 
     @classmethod
     def draw(
@@ -61,9 +61,9 @@ class FaultPlan(BaseModel):
         actors: Sequence[str],
         until: float,
         most: int = 8,
-        kinds: Sequence[FaultKind] = ("kill", "freeze", "delay", "drop", "double", "lose"),
+        kinds: Sequence[ActorFaultKind] = ("kill", "freeze", "delay", "drop", "double", "lose"),
         killable: Sequence[str] | None = None,
-    ) -> FaultPlan:
+    ) -> ActorFaultPlan:
         """A plan of 1 to `most` faults that begin before `until` seconds.
 
         `killable` names the actors that may be killed (default: all of `actors`).
@@ -75,22 +75,22 @@ class FaultPlan(BaseModel):
         ]
         return cls(faults=tuple(sorted(drawn, key=lambda fault: (fault.at, fault.actor, fault.kind))))
 
-    def without(self, part: slice) -> FaultPlan:
+    def without(self, part: slice) -> ActorFaultPlan:
         """The plan without some of its faults."""
         left = list(self.faults)
         del left[part]
-        return FaultPlan(faults=tuple(left))
+        return ActorFaultPlan(faults=tuple(left))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.faults)) or "no faults"
 
 
-def _draw(rng: Random, actors: list[str], killable: list[str], until: float, kinds: list[FaultKind]) -> Fault:
+def _draw(rng: Random, actors: list[str], killable: list[str], until: float, kinds: list[ActorFaultKind]) -> ActorFault:
     kind = rng.choice(kinds)
     actor = rng.choice(killable if kind == "kill" and killable else actors)
     if kind == "kill" and not killable:
         kind = "delay"
-    return Fault(
+    return ActorFault(
         kind=kind,
         at=round(rng.uniform(0, until), 3),
         actor=actor,
@@ -99,7 +99,7 @@ def _draw(rng: Random, actors: list[str], killable: list[str], until: float, kin
     )
 
 
-def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], bool]) -> FaultPlan:
+def shrink(plan: ActorFaultPlan, fails: Callable[[ActorFaultPlan], bool]) -> ActorFaultPlan:
     """A plan that still fails and of which no fault can be left out (delta debugging; Zeller, Hildebrandt 2002)."""
     assert fails(plan), "only a plan that fails can be shrunk"
     size = max(1, len(plan.faults) // 2)
@@ -114,6 +114,6 @@ def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], bool]) -> FaultPlan:
             return plan
 
 
-def _parts_left(plan: FaultPlan, size: int) -> Iterator[FaultPlan]:
+def _parts_left(plan: ActorFaultPlan, size: int) -> Iterator[ActorFaultPlan]:
     for start in range(0, len(plan.faults), size):
         yield plan.without(slice(start, start + size))
