@@ -69,8 +69,9 @@ def calibrated(recipe: Recipe, path: Path | None) -> Recipe:
     try:
         cost = load_calibration(path).cost
     except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0]
         raise RecipeError(
-            f"--calibration {path}: {str(error).splitlines()[0]}; give the file that `greenroom calibrate --out` has written"
+            f"--calibration {path}: {why}; give the file that `greenroom calibrate --out` has written"
         ) from error
     return recipe.model_copy(update={"simulation": recipe.simulation.model_copy(update={"cost": cost})})
 
