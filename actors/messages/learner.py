@@ -1,0 +1,50 @@
+"""What learners are asked, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from actors.system.message import Done, Message, Request
+from policies.options import ObjectiveOptions, OptimiserOptions
+from policies.trajectory import WeightsVersion
+
+
+class BeginStage(Request[Done], tag="learner.begin"):
+    """Set the options of what follows; the optimiser starts afresh."""
+
+    optimiser: OptimiserOptions
+    objective: ObjectiveOptions
+    total_steps: int
+    temperature: float = 1.0
+    """Sampling temperature of the rollouts: the learner divides its logits by it."""
+
+
+class Learned(Message, tag="learner.learned"):
+    """One optimiser step, done."""
+
+    version: WeightsVersion
+    metrics: dict[str, float]
+
+
+class Learn(Request[Learned], tag="learner.learn"):
+    """One optimiser step on a batch. Repeating a step id does not train twice."""
+
+    step_id: str
+    kind: Literal["fine_tune", "reinforce"]
+    blob: str
+    """Key of a blob: a tuple of `policies.batch.TrainingSequence`."""
+
+
+class WeightsPublished(Message, tag="learner.published"):
+    version: WeightsVersion
+    blob: str
+
+
+class PublishWeights(Request[WeightsPublished], tag="learner.publish"):
+    """Put the current weights into the object store; the caller drops the blob when all engines have it."""
+
+
+class SaveCheckpoint(Request[Done], tag="learner.save"):
+    """Write the model in Hugging Face format, aside first, then renamed to `path`."""
+
+    path: str
