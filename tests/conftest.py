@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from actors.system.ray_stage import LocalRay, RayStage
+    from actors.system.local_ray import LocalRay
+    from actors.system.ray_stage import RayStage
 
 pytest_plugins = ["env.fault_fixtures"]  # as a user's own conftest.py would say it
 
@@ -27,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[LocalRay]:
     """A real local Ray with 16 CPUs on its books, so that no test waits for another's."""
-    from actors.system.ray_stage import LocalRay
+    from actors.system.local_ray import LocalRay
 
     with LocalRay(cpus=16) as ray:
         yield ray

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from actors.system.actor import Actor, handles
 from actors.system.clock import RealClock, seconds_since
 from actors.system.message import Message, Request
-from actors.system.ray_stage import PlainRayEcho, RayStage
+from actors.system.plain_ray_echo import PlainRayEcho
+from actors.system.ray_stage import RayStage
 from actors.system.stage import Part
 
 BODY_BYTES = 500

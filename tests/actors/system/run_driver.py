@@ -13,7 +13,8 @@ import sys
 import psutil
 
 from actors.system.actor import ActorRef
-from actors.system.ray_stage import LocalRay, RayStage
+from actors.system.local_ray import LocalRay
+from actors.system.ray_stage import RayStage
 from actors.system.stage import Part
 from tests.actors.system.players import BadlyMade, Hang, Player
 

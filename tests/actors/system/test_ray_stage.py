@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from actors.system.actor import ActorLost, ActorRef, BlobRef, HandlerFailed, seed_for
-from actors.system.ray_stage import LocalRay, RayStage
+from actors.system.local_ray import LocalRay
+from actors.system.ray_stage import RayStage
 from actors.system.stage import ActorStartFailed, Part
 from tests.actors.system.players import (
     AskFacts,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.system.ray_stage import LocalRay
+from actors.system.local_ray import LocalRay
 from env.tool_call import ToolResult
 from orchestration.bench.burst import MIX, Ledger, bench_burst, mixed_calls
 

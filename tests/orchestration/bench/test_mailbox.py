@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.system.ray_stage import LocalRay
+from actors.system.local_ray import LocalRay
 from orchestration.bench.mailbox import bench_mailbox
 
 
