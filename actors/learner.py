@@ -31,12 +31,23 @@ FLOPS = 1e11
 class LearnerActor(Actor):
     """Trains a model loaded from `model`, a folder in Hugging Face format with its tokenizer."""
 
-    def __init__(self, model: str, dtype: Dtype = "float32", threads: int = 1, seed: int = 0) -> None:
-        """`threads`: compute threads of this process. `seed`: of what a model draws (nothing, with dropout off)."""
+    def __init__(
+        self,
+        model: str,
+        dtype: Dtype = "float32",
+        threads: int = 1,
+        seed: int = 0,
+        deterministic: bool = False,
+    ) -> None:
+        """`threads`: compute threads of this process. `seed`: of what a model draws (nothing, with dropout off).
+
+        `deterministic`: same batches, same weights, bit for bit; an operation that can't promise it raises.
+        """
         self._folder = Path(model)
         self._dtype: Dtype = dtype
         self._threads = threads
         self._seed = seed
+        self._deterministic = deterministic
         self._version = WeightsVersion(lineage=0, step=0)
         self._answers: dict[str, asyncio.Future[Learned]] = {}
 
@@ -45,6 +56,7 @@ class LearnerActor(Actor):
 
     def _load(self) -> Trainer:
         torch.manual_seed(self._seed)
+        torch.use_deterministic_algorithms(self._deterministic)
         return trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
 
     @handles(BeginStage)

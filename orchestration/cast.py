@@ -26,6 +26,8 @@ QUIET_ENGINE = {
     "HF_HUB_OFFLINE": "1",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Without it, torch's deterministic mode refuses matrix products on GPUs."""
 ENVIRONMENT_RESTARTS = 3
 
 
@@ -142,10 +144,11 @@ def _learner(recipe: Recipe, model: Path) -> Part:
             "dtype": recipe.model.dtype,
             "threads": recipe.learner.threads,
             "seed": recipe.seed,
+            "deterministic": recipe.deterministic,
         },
         gpus=recipe.learner.gpus,
         threads=recipe.learner.threads,
-        environment=OFFLINE,
+        environment=OFFLINE | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
     )
 
 
