@@ -101,4 +101,4 @@ class ArchiveActor(Actor):
     @handles(DescribeArchive)
     async def on_describe(self, _: DescribeArchive) -> ArchiveStatus:
         self._writer.flush()
-        return ArchiveStatus(trajectories=self._writer.trajectories, bytes_written=self._writer.bytes_written)
+        return ArchiveStatus(trajectories=self._writer.stored, bytes_written=self._writer.bytes_written)

@@ -61,14 +61,13 @@ class StoredSteps:
         of = FindRollouts(stage=requests[0].stage, step=requests[0].step, versions=self._versions)
         found = dict.fromkeys((await self._port.ask(self._archive, of, STORED_DEADLINE_S)).ids)
         wanted = [request for request in requests if request.id in found]
-        answers = [
-            (await self._port.ask(self._archive, ReadRollout(id=request.id), STORED_DEADLINE_S)).trajectory
-            for request in wanted
-        ]
+        answers = await asyncio.gather(
+            *[self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S) for each in wanted]
+        )
         known = {
-            request.id: trajectory
-            for request, trajectory in zip(wanted, answers, strict=True)
-            if trajectory.problem == request.problem
+            request.id: answer.trajectory
+            for request, answer in zip(wanted, answers, strict=True)
+            if answer.trajectory.problem == request.problem
         }
         if known:
             log.info("%d of %d rollouts of %s/%d are stored already", len(known), len(requests), of.stage, of.step)
@@ -202,6 +201,9 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
         "tool_error_share": tool_error_share(valid),
         "tool_error_share_in_correct": tool_error_share(correct),
         "duplicate_call_share": duplicate_call_share(valid),
+        "calls_timed_out": float(
+            sum(record.result.status == "timeout" for trajectory in valid for record in trajectory.calls)
+        ),
         "void_turn_share": _mean([trajectory.has_void_turn for trajectory in valid]),
         "truncated_share": _mean([trajectory.truncated for trajectory in valid]),
         "no_answer_share": _mean([trajectory.verdict.reason == "no_answer" for trajectory in valid]),

@@ -90,6 +90,7 @@ class Training:
             "finished": False,
             "reason": "",
             "stages": [],
+            "not_deterministic": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -136,7 +137,10 @@ class Training:
         if not isinstance(next(iter(recipe.stages.values())), FineTuningOptions):
             await self._evaluate(port, "start")
         for name, options in recipe.stages.items():
-            self._progress.start_stage(name, options.steps)
+            if name in self._beginning.progress.done:
+                self._progress.note(f"{name} is done")
+            else:
+                self._progress.start_stage(name, options.steps)
             limits = self._limits(options.limits)
             if isinstance(options, FineTuningOptions):
                 await self._ask(port, RunFineTuning(name=name, options=options, limits=limits))
@@ -185,6 +189,8 @@ class Training:
 
     def _take(self, report: StepFigures) -> None:
         figures = dict(report.figures)
+        if self._recipe.deterministic and report.kind == "step":
+            self._look_for_chance(report)
         if report.kind == "evaluation":
             low, high = _accuracy_interval(figures)
             figures |= {"accuracy_low": low, "accuracy_high": high}
@@ -196,6 +202,14 @@ class Training:
         else:
             self._progress.update(report.step, **{name: figures[name] for name in SHOWN if name in figures})
         self._sink.write(report.kind, report.stage, report.step, **figures)
+
+    def _look_for_chance(self, report: StepFigures) -> None:
+        """Say when the wall clock, or a death, has had a say in a deterministic run."""
+        for name, what in (("calls_timed_out", "tool calls hit their time limit"), ("dropped", "rollouts were lost")):
+            if count := report.figures.get(name):
+                text = f"{report.stage}, step {report.step}: {count:.0f} {what}"
+                self._progress.note(f"no longer deterministic: {text}")
+                self._summary["not_deterministic"].append(text)
 
     def _event(self, name: str, figures: dict[str, float]) -> None:
         self._sink.write("event", name, 0, **figures)

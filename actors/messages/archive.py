@@ -16,11 +16,13 @@ class StoreTrajectory(Request[Done], tag="archive.store"):
 
 class ArchiveStatus(Message, tag="archive.status"):
     trajectories: int
+    """All in the archive."""
     bytes_written: int
+    """By this writer."""
 
 
 class DescribeArchive(Request[ArchiveStatus], tag="archive.describe"):
-    """Bring the index up to date, and say what this writer stored."""
+    """Bring the index up to date, and say how much there is."""
 
 
 class RecordTrainedStep(Request[Done], tag="archive.trained"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from actors.messages import NextReports, RunEvaluation, RunReinforcement, RunRollout
 from actors.storage.trained_steps import FILE, read_trained_steps
@@ -19,6 +20,7 @@ from actors.system.trace import EnoughTraced, Event, Trace
 from actors.system.virtual_loop import run_virtual
 from actors.system.virtual_stage import VirtualStage
 from orchestration.cast import enter
+from orchestration.cli import app
 from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
 from orchestration.resume import CHECKPOINTS, Beginning, find_run, recipe_of, take_up
 from orchestration.run_folder import RunInUse, held, write_json, write_recipe
@@ -164,6 +166,14 @@ def test_metrics_and_ledger_end_where_the_checkpoint_does(undisturbed: Run, tmp_
     assert beginning.version.lineage == 3, "one for each time that it was taken up"
 
 
+def test_checkpoints_come_no_more_often_than_asked_for(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run(recipe(checkpoints={"interval_seconds": 1e9, "keep": 100}), tmp_path / "run")
+    assert run.go()
+    assert len(list((run.folder / CHECKPOINTS).iterdir())) == 4, "the ends of two stages and two evaluations"
+    assert run.trained() == undisturbed.trained()
+    assert len(list((undisturbed.folder / CHECKPOINTS).iterdir())) == 2, "the newest two of nine"
+
+
 # --- refusals --------------------------------------------------------------------------------------
 
 
@@ -191,6 +201,25 @@ def test_a_run_that_is_done_has_nothing_to_resume(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"finished": True})
     with pytest.raises(RecipeError, match="is done; nothing is left to resume"):
         take_up(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "no recipe; give one"),
+        (["--resume", "none"], "no run at none"),
+        (["--resume", "run", "--set", "seed=1"], "or --resume RUN, and nothing else"),
+        ([str(QUICKSTART), "--kill-at", "lunch"], "kill_at = 'lunch': give PHASE or PHASE:N, with a phase of"),
+        ([str(QUICKSTART), "--resume", "run", "--set", "seed=8"], "seed is 0 there and 8 here"),
+    ],
+)
+def test_what_can_not_be_resumed_is_refused_with_what_would_be_right(
+    tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    write_recipe(load_recipe(QUICKSTART), tmp_path / "run")
+    done = CliRunner().invoke(app, ["train", *arguments, "--runs", str(tmp_path)])
+    assert isinstance(done.exception, RecipeError) and complaint in str(done.exception)
 
 
 def test_a_run_that_lives_is_left_alone(tmp_path: Path) -> None:
