@@ -7,12 +7,30 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from actors.messages import ArchiveStatus, DescribeArchive, StoreTrajectory
+from actors.messages import (
+    ArchiveSettled,
+    ArchiveStatus,
+    DescribeArchive,
+    FindRollouts,
+    ReadRollout,
+    RecordTrainedStep,
+    SettleArchive,
+    StoredRollouts,
+    StoredTrajectory,
+    StoreTrajectory,
+)
+from actors.storage.frames import ArchiveCorrupt
+from actors.storage.reader import Archive
+from actors.storage.trained_steps import TrainedSteps
 from actors.storage.writer import SEGMENT_BYTES, ArchiveWriter
 from actors.system.actor import Actor, handles
+from actors.system.kill_point import reached
 from actors.system.message import Done
+from policies.run_progress import ArchivePosition
+from policies.trajectory import Trajectory
 
 SYNC_SECONDS = 0.5
 """What syncing a full segment takes, for virtual time."""
@@ -29,18 +47,58 @@ class ArchiveActor(Actor):
 
     async def start(self) -> None:
         self._writer = ArchiveWriter(self._folder, self._segment_bytes)
+        self._trained = TrainedSteps(self._folder)
+        self._found: dict[str, Trajectory] = {}
 
     async def stop(self) -> None:
+        self._trained.close()
         self._writer.close()
 
     @handles(StoreTrajectory)
     async def on_store(self, request: StoreTrajectory) -> Done:
+        reached("archive")
         self._writer.append(request.trajectory)
         if self._writer.has_finished_segments:
             await self.port.offload(lambda: SYNC_SECONDS, self._writer.settle)
         return Done()
 
+    @handles(RecordTrainedStep)
+    async def on_trained(self, request: RecordTrainedStep) -> None:
+        self._trained.append(request.stage, request.step, request.version, request.groups, request.digest)
+
+    @handles(SettleArchive)
+    async def on_settle(self, _: SettleArchive) -> ArchiveSettled:
+        position = ArchivePosition(trajectories=self._writer.stored, trained_steps=self._trained.count)
+        await self.port.offload(lambda: SYNC_SECONDS, self._sync)
+        return ArchiveSettled(position=position)
+
+    def _sync(self) -> None:
+        self._writer.sync()
+        self._trained.sync()
+
+    @handles(FindRollouts)
+    async def on_find(self, request: FindRollouts) -> StoredRollouts:
+        self._found = await self.port.offload(lambda: SYNC_SECONDS, lambda: self._find(request))
+        return StoredRollouts(ids=tuple(self._found))
+
+    def _find(self, request: FindRollouts) -> dict[str, Trajectory]:
+        """By rollout. What is damaged counts as not there: it is played again."""
+        archive, found = Archive(self._folder), {}
+        for row in archive.rows:
+            if (row.stage, row.step) != (request.stage, request.step) or row.finish == "sandbox_failure":
+                continue
+            with contextlib.suppress(ArchiveCorrupt):
+                trajectory = archive.read(row)
+                versions = {span.version for span in trajectory.spans if span.version is not None}
+                if versions <= set(request.versions):
+                    found[row.id] = trajectory
+        return found
+
+    @handles(ReadRollout)
+    async def on_read(self, request: ReadRollout) -> StoredTrajectory:
+        return StoredTrajectory(trajectory=self._found[request.id])
+
     @handles(DescribeArchive)
     async def on_describe(self, _: DescribeArchive) -> ArchiveStatus:
         self._writer.flush()
-        return ArchiveStatus(trajectories=self._writer.trajectories, bytes_written=self._writer.bytes_written)
+        return ArchiveStatus(trajectories=self._writer.stored, bytes_written=self._writer.bytes_written)

@@ -31,6 +31,7 @@ from actors.messages import (
 )
 from actors.simulated_interpreters import SimulatedInterpreters
 from actors.system.actor import Actor, handles
+from actors.system.kill_point import reached
 from actors.verification import Verifier
 from env import preload
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
@@ -142,6 +143,7 @@ class EnvironmentActor(Actor):
 
     @handles(RunCall)
     async def on_run_call(self, request: RunCall) -> CallFinished:
+        reached("tool")
         call = request.call
         result = self._recent.get(call.id)
         if result is None:

@@ -7,10 +7,11 @@ from collections import defaultdict
 from actors.messages import RunEvaluation
 from actors.sampling import Sampler, rollout_figures
 from policies.curriculum import ProblemStream
+from policies.run_progress import Figures
 from policies.trajectory import Trajectory
 
 
-async def evaluate(request: RunEvaluation, sampler: Sampler) -> dict[str, float]:
+async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
     """Accuracy and its companions over `options.count` held-out problems.
 
     A rollout that could not be finished counts as wrong: dropping it would flatter the model.
@@ -38,14 +39,14 @@ async def evaluate(request: RunEvaluation, sampler: Sampler) -> dict[str, float]
         "accuracy": correct / asked,
         "mean_response_tokens": figures.get("response_tokens_mean", 0.0),
         "mean_tool_calls": figures.get("tool_calls_mean", 0.0),
-        "tool_error_share": figures.get("tool_error_share", 0.0),
-        "tool_error_share_in_correct": figures.get("tool_error_share_in_correct", 0.0),
+        "tool_error_share": figures.get("tool_error_share"),
+        "tool_error_share_in_correct": figures.get("tool_error_share_in_correct"),
         "truncated_share": figures.get("truncated_share", 0.0),
         "dropped": float(len(sampled.dropped)),
     } | _accuracy_by_family(trajectories)
 
 
-def _accuracy_by_family(trajectories: list[Trajectory]) -> dict[str, float]:
+def _accuracy_by_family(trajectories: list[Trajectory]) -> Figures:
     families: dict[str, list[bool]] = defaultdict(list)
     for trajectory in trajectories:
         families[trajectory.problem.family].append(trajectory.verdict.correct)

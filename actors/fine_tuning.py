@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
 
-from actors.messages import Learn, Report, RunCall, RunFineTuning
+from actors.messages import Learn, RunCall, RunFineTuning
+from actors.run_books import Stepped
 from actors.system.actor import ActorRef, Port
 from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
 from policies.chat_format import ChatFormat
-from policies.curriculum import ProblemStream
+from policies.curriculum import ProblemStream, ShuffledEpochs
 from policies.demonstrations import expected_result, sequence_from_script, write_script
 from policies.dialogue import DialogueLimits
+from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import FineTuningOptions
 
 LEARN_DEADLINE_S = 3600.0
@@ -27,7 +28,8 @@ class FineTuning:
     """One SFT stage.
 
     Args:
-        report: takes the figures of each step.
+        position: where to go on; None from the beginning.
+        stepped: takes the position, the version and the figures after each step.
     """
 
     def __init__(
@@ -39,28 +41,33 @@ class FineTuning:
         learner: ActorRef,
         environments: list[ActorRef],
         run_seed: int,
-        report: Callable[[Report], None],
+        position: StagePosition | None,
+        stepped: Stepped,
     ) -> None:
         self._port, self._chat, self._learner, self._environments = port, chat, learner, environments
         self._name, self._options, self._limits = request.name, request.options, request.limits
-        self._run_seed, self._report = run_seed, report
+        self._run_seed, self._position, self._stepped = run_seed, position, stepped
         self._rng = random.Random(f"{run_seed}/{request.name}")
         self._failures: dict[str, tuple[str, ToolResult]] = {}
 
-    async def run(self) -> dict[str, float]:
-        """All steps of the stage; returns the figures of its last one."""
+    async def run(self) -> Figures:
+        """All steps of the stage that are left; returns the figures of its last one."""
         options: FineTuningOptions = self._options
         sequences = await self._demonstrations(self._limits)
-        figures: dict[str, float] = {}
-        batches = self._batches(sequences)
-        for step in range(options.steps):
-            blob = await self._port.blobs.put(tuple(next(batches)))
+        epochs = ShuffledEpochs(len(sequences), f"{self._run_seed}/{self._name}")
+        figures: Figures = {}
+        cursor = 0 if self._position is None else self._position.cursor
+        for step in range(0 if self._position is None else self._position.steps, options.steps):
+            batch = [sequences[item] for item in epochs.items(cursor, options.batch)]
+            cursor += options.batch
+            blob = await self._port.blobs.put(tuple(batch))
             learned = await self._port.ask(
                 self._learner, Learn(step_id=f"{self._name}/{step}", kind="fine_tune", blob=blob.key), LEARN_DEADLINE_S
             )
             await self._port.blobs.drop(blob)
             figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
-            self._report(Report(kind="fine_tune", stage=self._name, step=step + 1, figures=figures))
+            done = StepFigures(kind="fine_tune", stage=self._name, step=step + 1, figures=figures)
+            await self._stepped(StagePosition(stage=self._name, steps=step + 1, cursor=cursor), learned.version, done)
         return figures
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
@@ -88,12 +95,3 @@ class FineTuning:
             self._failures[shape] = (expression, finished.result)
         shown, result = self._failures[shape]
         return result.model_copy(update={"stderr": result.stderr.replace(shown, expression)})
-
-    def _batches(self, sequences: list[TrainingSequence]) -> Iterator[list[TrainingSequence]]:
-        """Endless batches: each epoch in an order of its own."""
-        pending: list[TrainingSequence] = []
-        while True:
-            while len(pending) < self._options.batch:
-                pending += self._rng.sample(sequences, len(sequences))
-            batch, pending = pending[: self._options.batch], pending[self._options.batch :]
-            yield batch

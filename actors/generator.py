@@ -20,6 +20,7 @@ from actors.messages import (
     ForgetRollout,
     GeneratorStatus,
     JoinGenerator,
+    LeaveWave,
     PublishWeights,
     SampleTurn,
     TurnSampled,
@@ -28,6 +29,7 @@ from actors.messages import (
 from actors.supervision import Watched, owner_of
 from actors.system.actor import ActorRef, BlobRef, handles
 from actors.system.message import Done
+from actors.wave_gate import WaveGate
 from policies import tokens
 from policies.balancing import Capacity
 from policies.scripted import Script
@@ -66,6 +68,7 @@ class GeneratorActor(Watched):
         self._histories: dict[str, list[int]] = {}
         self._turns: dict[str, dict[int, asyncio.Future[TurnSampled]]] = {}
         self._turns_served = 0
+        self._waves = WaveGate()
         self._version = WeightsVersion(0, 0)
 
     async def start(self) -> None:
@@ -116,7 +119,10 @@ class GeneratorActor(Watched):
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
         turns[request.turn] = future
         try:
-            sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
+            if request.seat is not None and not await self._waves.turn_begins(request.seat, rollout):
+                sampled = TurnSampled(finish="aborted", version=self._version)
+            else:
+                sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
         except BaseException as error:
             turns.pop(request.turn, None)
             future.set_exception(error)
@@ -159,7 +165,12 @@ class GeneratorActor(Watched):
         for rollout in [rollout for rollout in self._turns if owner_of(rollout) == message.owner]:
             await self._forget(rollout)
 
+    @handles(LeaveWave)
+    async def on_leave_wave(self, message: LeaveWave) -> None:
+        self._waves.given_up(message.seat)
+
     async def _forget(self, rollout: str) -> None:
+        self._waves.left(rollout)
         self._histories.pop(rollout, None)
         for turn in self._turns.pop(rollout, {}):
             await self._engine.abort(f"{rollout}#{turn}")
@@ -187,6 +198,7 @@ class GeneratorActor(Watched):
             generated_tokens=usage.generated_tokens,
             busy_seconds=usage.busy_seconds,
             kv_token_seconds=usage.kv_token_seconds,
+            peak_memory_bytes=usage.peak_memory_bytes,
             version=self._version,
         )
 

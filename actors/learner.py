@@ -18,11 +18,22 @@ import torch
 from actors.learning.checkpoint import write_checkpoint
 from actors.learning.model import Dtype, load_model, named_weights
 from actors.learning.trainer import Trainer, trainer_on_threads
-from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
+from actors.learning.trainer_state import restore_stage, restore_weights, write_trainer
+from actors.messages import (
+    BeginStage,
+    Learn,
+    Learned,
+    PublishWeights,
+    SaveCheckpoint,
+    WeightsPublished,
+    WriteCheckpoint,
+)
+from actors.storage import checkpoints
 from actors.system.actor import Actor, BlobRef, handles
 from actors.system.clock import seconds_since
+from actors.system.kill_point import reached
 from policies.batch import TrainingSequence
-from policies.trajectory import WeightsVersion
+from policies.trajectory import UNTRAINED, WeightsVersion
 
 FLOPS = 1e11
 """Floating-point operations per second that virtual time assumes of a learner."""
@@ -31,13 +42,28 @@ FLOPS = 1e11
 class LearnerActor(Actor):
     """Trains a model loaded from `model`, a folder in Hugging Face format with its tokenizer."""
 
-    def __init__(self, model: str, dtype: Dtype = "float32", threads: int = 1, seed: int = 0) -> None:
-        """`threads`: compute threads of this process. `seed`: of what a model draws (nothing, with dropout off)."""
+    def __init__(
+        self,
+        model: str,
+        dtype: Dtype = "float32",
+        threads: int = 1,
+        seed: int = 0,
+        deterministic: bool = False,
+        checkpoint: str | None = None,
+        version: WeightsVersion = UNTRAINED,
+    ) -> None:
+        """`threads`: compute threads of this process. `seed`: of what a model draws (nothing, with dropout off).
+
+        `deterministic`: same batches, same weights, bit for bit; an operation that can't promise it raises.
+        `checkpoint`: where the state is that this learner goes on from, under the name `version`.
+        """
         self._folder = Path(model)
         self._dtype: Dtype = dtype
         self._threads = threads
         self._seed = seed
-        self._version = WeightsVersion(lineage=0, step=0)
+        self._deterministic = deterministic
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._version = version
         self._answers: dict[str, asyncio.Future[Learned]] = {}
 
     async def start(self) -> None:
@@ -45,16 +71,21 @@ class LearnerActor(Actor):
 
     def _load(self) -> Trainer:
         torch.manual_seed(self._seed)
-        return trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
+        torch.use_deterministic_algorithms(self._deterministic)
+        trainer = trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
+        if self._checkpoint is not None:
+            restore_weights(trainer, self._checkpoint)
+        return trainer
 
     @handles(BeginStage)
     async def on_begin_stage(self, message: BeginStage) -> None:
-        await self.port.offload(
-            lambda: 0.0,
-            lambda: self._trainer.begin_stage(
-                message.optimiser, message.objective, message.total_steps, message.temperature
-            ),
-        )
+        await self.port.offload(lambda: 0.0, lambda: self._begin_stage(message))
+
+    def _begin_stage(self, message: BeginStage) -> None:
+        self._trainer.begin_stage(message.optimiser, message.objective, message.total_steps, message.temperature)
+        if message.resumed:
+            assert self._checkpoint is not None, "only a learner that began with a checkpoint can go on"
+            restore_stage(self._trainer, self._checkpoint)
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
@@ -78,10 +109,13 @@ class LearnerActor(Actor):
         )
 
     def _step(self, message: Learn, batch: tuple[TrainingSequence, ...]) -> Learned:
+        if message.kind == "fine_tune":
+            reached("demonstrations")
         begun = self.port.clock.now_ns()
         metrics = self._trainer.step(message.kind, batch)
         if not metrics["skipped"]:
             self._version = WeightsVersion(self._version.lineage, self._version.step + 1)
+        reached("learned")
         seconds = metrics["learn_seconds"] = seconds_since(self.port.clock, begun)
         metrics["tokens_per_s"] = metrics["tokens"] / seconds if seconds else 0.0
         metrics |= self._memory()
@@ -102,6 +136,17 @@ class LearnerActor(Actor):
     async def on_save_checkpoint(self, message: SaveCheckpoint) -> None:
         await self.port.offload(
             lambda: 1.0, lambda: write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder)
+        )
+
+    @handles(WriteCheckpoint)
+    async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:
+        progress = message.progress
+        assert progress.version == self._version, f"progress is at {progress.version}, the learner at {self._version}"
+        await self.port.offload(
+            lambda: 1.0,
+            lambda: checkpoints.write_checkpoint(
+                Path(message.folder), progress, lambda folder: write_trainer(self._trainer, folder), message.keep
+            ),
         )
 
     def _memory(self) -> dict[str, float]:

@@ -14,15 +14,43 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from actors.messages import DescribeBalancer, DescribeGenerator, GeneratorStatus, Learn, Report, RunReinforcement
+from actors.messages import (
+    DescribeBalancer,
+    DescribeGenerator,
+    GeneratorStatus,
+    Learn,
+    Learned,
+    RecordTrainedStep,
+    RunReinforcement,
+)
+from actors.run_books import Stepped
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
+from actors.storage.trained_steps import batch_digest
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.curriculum import ProblemStream
 from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, WeightsVersion
 
+LEARNER_FIGURES = tuple(
+    f"learner_{name}"
+    for name in (
+        "loss",
+        "entropy",
+        "gradient_norm",
+        "clip_share",
+        "ratio_max",
+        "ratio_min",
+        "ratio_tail_share",
+        "mismatch_kl",
+        "engine_mismatch_tail_share",
+        "tokens_per_s",
+        "peak_memory_bytes",
+    )
+)
+"""Figures that each step has: None where nothing could be learned."""
 LEARN_DEADLINE_S = 3600.0
 STATUS_DEADLINE_S = 60.0
 
@@ -40,8 +68,9 @@ class Reinforcement:
     """One stage.
 
     Args:
-        sync: brings the learner's weights to every generator.
-        report: takes the figures of each step.
+        position: where to go on; None from the beginning.
+        sync: brings the learner's weights to every generator, and returns their version.
+        stepped: told of each step.
     """
 
     def __init__(
@@ -52,28 +81,32 @@ class Reinforcement:
         sampler: Sampler,
         learner: ActorRef,
         balancer: ActorRef,
+        archive: ActorRef,
         generators: list[ActorRef],
         run_seed: int,
-        sync: Callable[[], Awaitable[None]],
-        report: Callable[[Report], None],
+        position: StagePosition | None,
+        sync: Callable[[], Awaitable[WeightsVersion]],
+        stepped: Stepped,
     ) -> None:
         self._port, self._sampler, self._learner = port, sampler, learner
-        self._balancer, self._generators = balancer, generators
+        self._balancer, self._archive, self._generators = balancer, archive, generators
         self._name, self._options, self._limits = request.name, request.options, request.limits
-        self._sync, self._report = sync, report
+        self._sync, self._stepped = sync, stepped
         self._stream = ProblemStream(self._options.problems, run_seed=run_seed, held_out=False)
-        self._rng = random.Random(f"{run_seed}/{request.name}")
-        self._cursor = 0
+        self._run_seed = run_seed
+        self._begin, self._cursor = (0, 0) if position is None else (position.steps, position.cursor)
 
-    async def run(self) -> dict[str, float]:
-        """All steps of the stage; returns the figures of its last one."""
-        figures: dict[str, float] = {}
-        for step in range(self._options.steps):
-            figures = await self._step(step)
-            self._report(Report(kind="step", stage=self._name, step=step + 1, figures=figures))
+    async def run(self) -> Figures:
+        """All steps of the stage that are left; returns the figures of its last one."""
+        figures: Figures = {}
+        for step in range(self._begin, self._options.steps):
+            version, figures = await self._step(step)
+            position = StagePosition(stage=self._name, steps=step + 1, cursor=self._cursor)
+            done = StepFigures(kind="step", stage=self._name, step=step + 1, figures=figures)
+            await self._stepped(position, version, done)
         return figures
 
-    async def _step(self, step: int) -> dict[str, float]:
+    async def _step(self, step: int) -> tuple[WeightsVersion, Figures]:
         options: ReinforcementOptions = self._options
         clock, start = self._port.clock, self._port.clock.now_ns()
         before = await self._statuses()
@@ -84,14 +117,16 @@ class Reinforcement:
         learned = await self._learn(step, played)
         learn_s = seconds_since(clock, learn_start)
         sync_start = clock.now_ns()
-        await self._sync()
+        version = await self._sync()
         total_s = seconds_since(clock, start)
         figures = rollout_figures(played.sampled.trajectories)
-        model_tokens = figures.get("model_tokens", 0.0)
-        return (
+        model_tokens = figures.get("model_tokens") or 0.0
+        learned_by = version if learned["learner_skipped"] else version._replace(step=version.step - 1)
+        return version, (
             figures
             | load
             | learned
+            | staleness_figures(played.sampled.trajectories, learned_by)
             | played.batch.figures()
             | {
                 "solved_share": sum(any(t.verdict.correct for t in group) for group in played.sampled.groups)
@@ -114,6 +149,8 @@ class Reinforcement:
         wanted = options.prompts if refill is None or refill.groups is None else refill.groups
         rounds = 1 if refill is None else 1 + refill.rounds
         played, count = _Played(), options.prompts
+        # Of this step alone: a run that goes on from here draws the same.
+        rng = random.Random(f"{self._run_seed}/{self._name}/{step}")
         while played.rounds < rounds and count > 0:
             sampled = await self._sampler.sample(
                 [self._stream.problem(self._cursor + index) for index in range(count)],
@@ -128,26 +165,37 @@ class Reinforcement:
             played.rounds += 1
             played.sampled.groups += sampled.groups
             played.sampled.dropped += sampled.dropped
-            add_groups(played.batch, sampled.groups, self._rewards(sampled.trajectories), options, self._rng)
+            add_groups(played.batch, sampled.groups, self._rewards(sampled.trajectories, rng), options, rng)
             count = wanted - played.batch.groups_with_signal
         return played
 
-    def _rewards(self, trajectories: list[Trajectory]) -> dict[str, float]:
+    def _rewards(self, trajectories: list[Trajectory], rng: random.Random) -> dict[str, float]:
         if self._options.rewards == "shuffled":
-            return shuffled_rewards(trajectories, self._rng)
+            return shuffled_rewards(trajectories, rng)
         return {trajectory.id: trajectory.reward for trajectory in trajectories}
 
-    async def _learn(self, step: int, played: _Played) -> dict[str, float]:
-        if not played.batch.sequences:
-            return {}  # no group carries signal: nothing to learn from
+    async def _learn(self, step: int, played: _Played) -> Figures:
+        if not played.batch.sequences:  # no group carries signal: nothing to learn from
+            return dict.fromkeys(LEARNER_FIGURES) | {"learner_skipped": 1.0}
         blob = await self._port.blobs.put(tuple(played.batch.sequences))
         request = Learn(step_id=f"{self._name}/{step}", kind="reinforce", blob=blob.key)
         learned = await self._port.ask(self._learner, request, LEARN_DEADLINE_S)
         await self._port.blobs.drop(blob)
-        updates = 0 if learned.metrics["skipped"] else 1
-        before = learned.version._replace(step=learned.version.step - updates)
-        figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
-        return figures | staleness_figures(played.sampled.trajectories, before)
+        await self._record(step, played.batch, learned)
+        figures: Figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
+        return dict.fromkeys(LEARNER_FIGURES) | figures
+
+    async def _record(self, step: int, batch: LearningBatch, learned: Learned) -> None:
+        """Enter the step into the archive's ledger, if it has changed the weights."""
+        if not learned.metrics["skipped"]:
+            record = RecordTrainedStep(
+                stage=self._name,
+                step=step,
+                version=learned.version,
+                groups=tuple(batch.trained),
+                digest=batch_digest(batch.sequences),
+            )
+            await self._port.ask(self._archive, record, STATUS_DEADLINE_S)
 
     async def _statuses(self) -> dict[str, GeneratorStatus]:
         """By generator; those that can't be reached are left out."""
@@ -157,15 +205,17 @@ class Reinforcement:
                 statuses[ref.name] = await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S)
         return statuses
 
-    async def _load_figures(self, before: dict[str, GeneratorStatus], rollout_s: float) -> dict[str, float]:
+    async def _load_figures(self, before: dict[str, GeneratorStatus], rollout_s: float) -> Figures:
         """How busy the generators were, and how much of their KV cache was held on average, while rollouts ran."""
-        figures: dict[str, float] = {}
+        figures: Figures = {}
         for name, now in (await self._statuses()).items():
             then = before.get(name)
             if then is None or then.capacity != now.capacity:
                 continue  # it was gone, or was restarted, and counts anew
             kv = now.kv_token_seconds - then.kv_token_seconds
             figures[f"busy_share_{name}"] = (now.busy_seconds - then.busy_seconds) / rollout_s
+            figures[f"tokens_per_s_{name}"] = (now.generated_tokens - then.generated_tokens) / rollout_s
+            figures[f"peak_memory_bytes_{name}"] = float(now.peak_memory_bytes)
             figures[f"kv_used_share_{name}"] = kv / (now.capacity.kv_tokens * rollout_s)
         status = await self._port.ask(self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)
         return figures | {"peak_leases": float(status.peak_leases)}

@@ -31,6 +31,7 @@ from actors.messages import (
 from actors.supervision import Watched, insist
 from actors.system.actor import ActorError, ActorLost, ActorRef, handles, seed_for
 from actors.system.clock import seconds_since
+from actors.system.kill_point import reached
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Lease, Wish
@@ -95,6 +96,7 @@ class RolloutActor(Watched):
 
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
+        reached("verification")
         await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
         return RolloutFinished(trajectory=trajectory)
 
@@ -238,6 +240,7 @@ class _Play:
             temperature=self._request.temperature,
             stop_ids=self._actor.stop_ids(),
             seed=self._actor.turn_seed(self._request.id, sample.turn),
+            seat=self._request.seat,
         )
         return await self._actor.port.ask(ActorRef(lease.generator), turn, TURN_DEADLINE_S)
 
@@ -250,6 +253,7 @@ class _Play:
                 prompt_tokens=self._dialogue.length,
                 max_tokens=self._request.limits.max_tokens,
                 group=self._request.group,
+                generator="" if self._request.seat is None else self._request.seat.generator,
             )
         )
         assert self._granted.lease is not None, "a refused wish has raised"

@@ -13,15 +13,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.messages import RunRollout
+from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
+from actors.supervision import insist
 from actors.system.actor import ActorError, ActorRef, Port
 from policies import tokens
 from policies.dialogue import DialogueLimits
+from policies.run_progress import Figures
 from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.waves import Seat, deal
 
 log = logging.getLogger(__name__)
 
 ROLLOUT_DEADLINE_S = 7200.0
+STORED_DEADLINE_S = 120.0
 RETRY_S = 5.0
 TRIES = 3
 """How often a rollout is tried again, on another actor, after the one that played it died or failed."""
@@ -40,12 +44,72 @@ class Sampled:
         return [trajectory for group in self.groups for trajectory in group]
 
 
-class Sampler:
-    """Asks rollout actors to play rollouts, in turn; keeps no state but whose turn it is."""
+class StoredSteps:
+    """Rollouts of a run's past that count: those that were sampled by the weights that were restored.
 
-    def __init__(self, port: Port, rollouts: Sequence[ActorRef]) -> None:
+    Args:
+        versions: all names of these weights.
+    """
+
+    def __init__(self, port: Port, archive: ActorRef, versions: tuple[WeightsVersion, ...]) -> None:
+        self._port, self._archive, self._versions = port, archive, versions
+
+    async def rollouts(self, requests: Sequence[RunRollout]) -> dict[str, Trajectory]:
+        """By id, what is stored of these requests, which are of one step; none that answers another problem."""
+        if not requests:
+            return {}
+        of = FindRollouts(stage=requests[0].stage, step=requests[0].step, versions=self._versions)
+        found = dict.fromkeys((await self._port.ask(self._archive, of, STORED_DEADLINE_S)).ids)
+        wanted = [request for request in requests if request.id in found]
+        answers = await asyncio.gather(
+            *[self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S) for each in wanted]
+        )
+        known = {
+            request.id: answer.trajectory
+            for request, answer in zip(wanted, answers, strict=True)
+            if answer.trajectory.problem == request.problem
+        }
+        if known:
+            log.info("%d of %d rollouts of %s/%d are stored already", len(known), len(requests), of.stage, of.step)
+        return known
+
+
+class Seating:
+    """Deals out seats by what the generators can hold."""
+
+    def __init__(self, port: Port, generators: Sequence[ActorRef], headroom: float) -> None:
+        self._port, self._generators, self._headroom = port, list(generators), headroom
+
+    async def waves(self, name: str, rollouts: int, max_tokens: int) -> list[list[Seat]]:
+        """As `policies.waves.deal`. Raises `ActorError` if a generator does not answer."""
+        capacities = [
+            (await self._port.ask(ref, DescribeGenerator(), STORED_DEADLINE_S)).capacity for ref in self._generators
+        ]
+        return deal(name, rollouts, max_tokens, capacities, self._headroom)
+
+
+class Sampler:
+    """Asks rollout actors to play rollouts, in turn.
+
+    Args:
+        seating: in a deterministic run, deals out the seats of waves, which are played one after another.
+        stored: in a run that goes on from a checkpoint, what of the next step is in the archive already.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        rollouts: Sequence[ActorRef],
+        seating: Seating | None = None,
+        stored: StoredSteps | None = None,
+    ) -> None:
         self._port, self._rollouts = port, list(rollouts)
+        self._seating, self._stored = seating, stored
         self._turn = 0
+
+    def forget_stored(self) -> None:
+        """The weights have moved on: what is stored was sampled by others."""
+        self._stored = None
 
     async def sample(
         self,
@@ -79,7 +143,7 @@ class Sampler:
             ]
             for index, problem in enumerate(problems, first_group)
         ]
-        outcomes = await asyncio.gather(*[self._play(request) for group in requests for request in group])
+        outcomes = await self._outcomes([request for group in requests for request in group], first_group)
         sampled, position = Sampled(), 0
         for group in requests:
             played, position = outcomes[position : position + len(group)], position + len(group)
@@ -87,7 +151,21 @@ class Sampler:
             sampled.dropped += [outcome for outcome in played if isinstance(outcome, str)]
         return sampled
 
-    async def _play(self, request: RunRollout) -> Trajectory | str:
+    async def _outcomes(self, requests: list[RunRollout], first_group: int) -> list[Trajectory | str]:
+        if self._seating is None or not requests:
+            stored = await self._stored.rollouts(requests) if self._stored is not None else {}
+            return list(await asyncio.gather(*[self._play(request, stored.get(request.id)) for request in requests]))
+        first, outcomes = requests[0], list[Trajectory | str]()
+        name = f"{first.stage}/{first.step}/{first_group}"
+        for wave in await self._seating.waves(name, len(requests), first.limits.max_tokens):
+            members = requests[len(outcomes) : len(outcomes) + len(wave)]
+            seated = [request.model_copy(update={"seat": seat}) for request, seat in zip(members, wave, strict=True)]
+            outcomes += await asyncio.gather(*[self._play(request) for request in seated])
+        return outcomes
+
+    async def _play(self, request: RunRollout, stored: Trajectory | None = None) -> Trajectory | str:
+        if stored is not None:
+            return stored
         reason = ""
         for _ in range(TRIES):
             self._turn += 1
@@ -98,16 +176,19 @@ class Sampler:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)
                 await self._port.clock.sleep(RETRY_S)  # whoever was lost may be restarting
+        if request.seat is not None:
+            log.error("rollout %s was given up: this run is no longer deterministic", request.id)
+            await insist(self._port, ActorRef(request.seat.generator), LeaveWave(seat=request.seat))
         return f"{request.id}: {reason}"
 
 
-def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
     """What is counted of a set of rollouts (void ones left out); shares are between 0 and 1."""
     valid = [trajectory for trajectory in trajectories if trajectory.finish != "sandbox_failure"]
     if not valid:
         return {"rollouts": 0.0, "void": float(len(trajectories))}
     correct = [trajectory for trajectory in valid if trajectory.verdict.correct]
-    figures = {
+    figures: Figures = {
         "rollouts": float(len(valid)),
         "void": float(len(trajectories) - len(valid)),
         "reward_mean": _mean([trajectory.reward for trajectory in valid]),
@@ -120,6 +201,9 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "tool_error_share": tool_error_share(valid),
         "tool_error_share_in_correct": tool_error_share(correct),
         "duplicate_call_share": duplicate_call_share(valid),
+        "calls_timed_out": float(
+            sum(record.result.status == "timeout" for trajectory in valid for record in trajectory.calls)
+        ),
         "void_turn_share": _mean([trajectory.has_void_turn for trajectory in valid]),
         "truncated_share": _mean([trajectory.truncated for trajectory in valid]),
         "no_answer_share": _mean([trajectory.verdict.reason == "no_answer" for trajectory in valid]),
@@ -132,10 +216,10 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return figures | {f"turns_{name}": float(count) for name, count in sorted(turns.items())}
 
 
-def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
-    """Tool calls that failed, as a share of all tool calls of these trajectories; 0 if there are none."""
+def tool_error_share(trajectories: Sequence[Trajectory]) -> float | None:
+    """Tool calls that failed, as a share of all tool calls of these trajectories; None if there are none."""
     calls = sum(len(trajectory.calls) for trajectory in trajectories)
-    return sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0
+    return sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else None
 
 
 def duplicate_call_share(trajectories: Sequence[Trajectory]) -> float:
@@ -144,7 +228,7 @@ def duplicate_call_share(trajectories: Sequence[Trajectory]) -> float:
     return sum(trajectory.duplicate_calls for trajectory in trajectories) / calls if calls else 0.0
 
 
-def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion) -> dict[str, float]:
+def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion) -> Figures:
     """How many optimiser steps the weights that sampled a token were behind those that learn from it.
 
     Args:
@@ -157,7 +241,7 @@ def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersio
                 behind.append(learner.step - span.version.step)
                 sampled.append(tokens.count(span.ids))
     if not sum(sampled):
-        return {}
+        return {"staleness_mean": None, "staleness_max": None}
     return {"staleness_mean": float(np.average(behind, weights=sampled)), "staleness_max": float(max(behind))}
 
 

@@ -7,15 +7,25 @@ rises by one with each step, and stays where a step had nothing to learn from.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
+from actors.messages import (
+    BeginStage,
+    Learn,
+    Learned,
+    PublishWeights,
+    SaveCheckpoint,
+    WeightsPublished,
+    WriteCheckpoint,
+)
+from actors.storage.checkpoints import write_checkpoint
 from actors.system.actor import Actor, BlobRef, handles
 from policies.batch import TrainingSequence
 from policies.options import Options
-from policies.trajectory import WeightsVersion
+from policies.trajectory import UNTRAINED, WeightsVersion
 
 
 class LearnerCost(Options):
@@ -38,9 +48,9 @@ class LearnerCost(Options):
 class SimulatedLearnerActor(Actor):
     """Stands in for `LearnerActor`."""
 
-    def __init__(self, *, cost: LearnerCost) -> None:
+    def __init__(self, *, cost: LearnerCost, version: WeightsVersion = UNTRAINED) -> None:
         self._cost = cost
-        self._version = WeightsVersion(0, 0)
+        self._version = version
         self._answers: dict[str, asyncio.Task[Learned]] = {}
 
     @handles(BeginStage)
@@ -68,6 +78,13 @@ class SimulatedLearnerActor(Actor):
         version = await self.port.offload(lambda: self._cost.publish_seconds, lambda: self._version)
         ref = await self.port.blobs.put({})  # there are no weights
         return WeightsPublished(version=version, blob=ref.key)
+
+    @handles(WriteCheckpoint)
+    async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:
+        await self.port.offload(
+            lambda: self._cost.checkpoint_seconds,
+            lambda: write_checkpoint(Path(message.folder), message.progress, lambda _: None, message.keep),
+        )
 
     @handles(SaveCheckpoint)
     async def on_save_checkpoint(self, _: SaveCheckpoint) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from actors.archive import ArchiveActor
 from actors.balancer import BalancerActor
@@ -13,9 +14,11 @@ from actors.environment import EnvironmentActor
 from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
 from actors.rollout import RolloutActor
+from actors.run_books import CheckpointPlan
 from actors.system.actor import ActorRef
 from actors.system.stage import Part, Stage
 from orchestration.recipe import Recipe
+from orchestration.resume import CHECKPOINTS, Beginning
 
 QUIET_ENGINE = {
     # The sampler would be compiled at the first step, for half a minute, and gains nothing on a small model.
@@ -26,6 +29,8 @@ QUIET_ENGINE = {
     "HF_HUB_OFFLINE": "1",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Without it, torch's deterministic mode refuses matrix products on GPUs."""
 ENVIRONMENT_RESTARTS = 3
 
 
@@ -50,20 +55,21 @@ class Cast:
         yield self.director
 
 
-def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
+def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginning: Beginning | None = None) -> Cast:
     """The cast of a training run.
 
     Args:
         model: folder of the model that training starts from.
         folder: the run's folder.
         run_id: what the run's processes, mounts and cgroups are marked with.
+        beginning: what the run goes on from; None for a run that keeps no checkpoints.
     """
     balancer, archive, learner = ActorRef("balancer"), ActorRef("archive"), ActorRef("learner")
     environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
     generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
     rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
     return Cast(
-        learner=_learner(recipe, model),
+        learner=_learner(recipe, model, beginning),
         balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
         archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
         director=Part(
@@ -75,10 +81,13 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
                 "run_seed": recipe.seed,
                 "learner": learner,
                 "balancer": balancer,
+                "archive": archive,
                 "generators": generators,
                 "environments": environments,
                 "rollouts": rollouts,
                 "checkpoints": str(folder / "checkpoints"),
+                "waves": recipe.balancer.headroom if recipe.deterministic else None,
+                **({} if beginning is None else run_books(recipe, folder, beginning)),
             },
             environment=OFFLINE,
         ),
@@ -133,7 +142,19 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
     )
 
 
-def _learner(recipe: Recipe, model: Path) -> Part:
+def run_books(recipe: Recipe, folder: Path, beginning: Beginning) -> dict[str, Any]:
+    """The director's arguments of a run that keeps checkpoints in `folder`."""
+    plan = CheckpointPlan(folder=str(folder / CHECKPOINTS), **recipe.checkpoints.model_dump())
+    return {"plan": plan, "progress": beginning.progress, "restored": beginning.restored}
+
+
+def _learner(recipe: Recipe, model: Path, beginning: Beginning | None) -> Part:
+    began: dict[str, Any] = {}
+    if beginning is not None:
+        began = {
+            "checkpoint": None if beginning.checkpoint is None else str(beginning.checkpoint),
+            "version": beginning.version,
+        }
     return Part(
         name="learner",
         actor=LearnerActor,
@@ -142,14 +163,20 @@ def _learner(recipe: Recipe, model: Path) -> Part:
             "dtype": recipe.model.dtype,
             "threads": recipe.learner.threads,
             "seed": recipe.seed,
+            "deterministic": recipe.deterministic,
+            **began,
         },
         gpus=recipe.learner.gpus,
         threads=recipe.learner.threads,
-        environment=OFFLINE,
+        environment=OFFLINE | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
     )
 
 
-async def enter(stage: Stage, cast: Cast) -> None:
-    """Start the whole cast. The balancer comes first: generators announce themselves to it."""
-    await stage.spawn(cast.balancer)
-    await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer])
+async def enter(stage: Stage, cast: Cast, environment: dict[str, str] | None = None) -> None:
+    """Start the whole cast, `environment` in each of its processes.
+
+    The balancer comes first: generators announce themselves to it.
+    """
+    balancer, *others = [replace(part, environment=part.environment | (environment or {})) for part in cast.parts()]
+    await stage.spawn(balancer)
+    await stage.spawn(*others)

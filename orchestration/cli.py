@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.run_folder import held
 from orchestration.terminal import AsJson, console, run_interruptibly
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -36,9 +38,22 @@ Runs = Annotated[Path, typer.Option("--runs", help="Where runs' folders are made
 
 @app.command()
 def train(
-    recipe: RecipePath,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml; not with --resume.")
+    ] = None,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run that ended early."),
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="As --set deterministic=true: same recipe, same weights.")
+    ] = False,
+    kill_at: Annotated[
+        str | None,
+        typer.Option(metavar="PHASE[:N]", help="For drills: kill the run at a phase (docs/resuming.md)."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, say what would start, start nothing.")
     ] = False,
@@ -46,15 +61,25 @@ def train(
 ) -> None:
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
     from orchestration.preflight import check
+    from orchestration.resume import find_run, recipe_of
 
-    loaded = load_recipe(recipe, overrides)
+    if recipe is None and (resume is None or overrides or deterministic):
+        raise RecipeError("no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, and nothing else)")
+    _check_phase(kill_at)
+    given = None
+    if recipe is not None:
+        given = load_recipe(recipe, [*(overrides or []), *(["deterministic=true"] if deterministic else [])])
+    resumed = None if resume is None else find_run(resume, runs)
+    loaded = given if resumed is None else recipe_of(resumed, given)
+    assert loaded is not None, "there is a recipe, or a run that has one"
     planned = check(loaded, runs)
+    folder = resumed or Path(planned.folder)
     if dry_run:
-        _show_plan(planned, as_json)
+        _show_plan(replace(planned, folder=str(folder)), as_json)
         return
-    folder = Path(planned.folder)
     try:
-        summary = run_interruptibly(_train(loaded, folder))
+        with held(folder):
+            summary = run_interruptibly(_train(loaded, folder, resumed is not None, kill_at))
     except (ActorError, ActorStartFailed) as failure:
         # The text ends with the traceback from the actor's process: the last line names the cause.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
@@ -64,15 +89,28 @@ def train(
         print(json.dumps(summary))
 
 
-async def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def _check_phase(kill_at: str | None) -> None:
+    from actors.system.kill_point import kill_variable
+
+    try:
+        if kill_at is not None:
+            kill_variable(kill_at)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+async def _train(recipe: Recipe, folder: Path, resumed: bool, kill_at: str | None) -> dict[str, Any]:
     from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
     from orchestration.progress import Progress, RunTable
+    from orchestration.resume import Beginning, take_up
     from orchestration.train import Training
 
-    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard"))
+    beginning = take_up(folder) if resumed else Beginning()
+    steps = {name: stage.steps for name, stage in recipe.stages.items()}
+    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard", steps))
     with Progress() as progress:
         progress.note(f"run folder: {folder}")
-        summary = await Training(recipe, folder, progress, sink).run()
+        summary = await Training(recipe, folder, progress, sink, beginning, kill_at).run()
         RunTable(summary["stages"]).show(progress)
         progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
     return summary

@@ -83,20 +83,36 @@ class JsonlMetrics:
 
 
 class TensorBoardMetrics:
-    """A sink for TensorBoard: each numeric figure becomes the scalar `kind/figure`."""
+    """A sink for TensorBoard: each numeric figure becomes the scalar `kind/figure`.
 
-    def __init__(self, folder: Path) -> None:
+    Steps go on from stage to stage, an evaluation stands where its stage ends.
+
+    Args:
+        steps: of each stage, in the order of the run.
+    """
+
+    def __init__(self, folder: Path, steps: Mapping[str, int] | None = None) -> None:
         from tensorboard.summary import Writer  # takes a second to import, and few runs want it
 
         self._writer = Writer(str(folder))
         self._open = True
+        self._steps = dict(steps or {})
 
     def write(self, kind: Kind, stage: str, step: int, **figures: Any) -> None:
+        step = self._of_the_run(kind, stage, step)
         for name, value in figures.items():
             figure = plain_figure(name, value)
             if isinstance(figure, int | float):
                 self._writer.add_scalar(f"{kind}/{name}", float(figure), step)
         self._writer.flush()
+
+    def _of_the_run(self, kind: Kind, stage: str, step: int) -> int:
+        """The step within the run; that of the stage if the stage is not known."""
+        if stage not in self._steps:
+            return step
+        stages = list(self._steps)
+        before = sum(self._steps[name] for name in stages[: stages.index(stage)])
+        return before + (self._steps[stage] if kind == "evaluation" else step)
 
     def close(self) -> None:
         if self._open:

@@ -131,6 +131,16 @@ class SimulationSettings(Options):
     their limits (`WorkloadOptions.scaled`)."""
 
 
+class CheckpointSettings(Options):
+    """What `greenroom train --resume` goes on from."""
+
+    interval_seconds: Annotated[float, Field(ge=0)] = 20.0
+    """Least time between two checkpoints within a stage; 0 writes one after each step. In any case one is written at
+    the end of each stage and of each evaluation."""
+    keep: Annotated[int, Field(ge=1)] = 2
+    """How many are kept; one that turns out to be damaged is stepped over if there is one before it."""
+
+
 Stage = Annotated[FineTuningOptions | ReinforcementOptions, Field(discriminator="kind")]
 
 
@@ -140,6 +150,9 @@ class Recipe(Options):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Also the name of the run's folder, `runs/NAME`."""
     seed: int = 0
+    deterministic: bool = False
+    """Whether the same recipe gives the same weights, bit for bit, also where a run died and was resumed. It costs
+    time: rollouts run in fixed waves that wait for one another at each turn (docs/resuming.md)."""
     tools: bool = True
     """Whether code runs. Without, the model has to answer on its own (a control experiment)."""
     model: ModelSettings
@@ -149,6 +162,7 @@ class Recipe(Options):
     rollouts: RolloutSettings = RolloutSettings()
     balancer: BalancerOptions = BalancerOptions()
     learner: LearnerSettings = LearnerSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
     simulation: SimulationSettings = SimulationSettings()
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
@@ -176,6 +190,27 @@ class Recipe(Options):
             raise ValueError(
                 f"model.scratch.max_tokens={scratch.max_tokens} is less than "
                 f"generators.engine.max_sequence_tokens={engine.max_sequence_tokens}; make them equal"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _deterministic_runs_leave_nothing_to_chance(self) -> Recipe:
+        if not self.deterministic:
+            return self
+        engine = self.generators.engine
+        required = {
+            "model.dtype": (self.model.dtype, "float32"),
+            "generators.engine.dtype": (engine.dtype, "float32"),
+            "generators.engine.prefix_caching": (engine.prefix_caching, False),
+            "balancer.strategy": (self.balancer.strategy, "worst_case"),
+        }
+        for name, (given, needed) in required.items():
+            if given != needed:
+                raise ValueError(f"{name} = {given!r}, but a deterministic run needs {needed!r}; set it")
+        if engine.kv_tokens is None:
+            raise ValueError(
+                "generators.engine.kv_tokens is left to vLLM, but a deterministic run's waves are as large as it says; "
+                "give a number"
             )
         return self
 
@@ -210,10 +245,21 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
 def validate_recipe(data: dict[str, Any], source: str) -> Recipe:
     """A recipe from parsed TOML. Raises `RecipeError` that lists every fault."""
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(_with_deterministic_defaults(data))
     except ValidationError as error:
         faults = [_fault(fault) for fault in error.errors()]
         raise RecipeError(f"{source}: " + ("\n  " if len(faults) > 1 else "") + "\n  ".join(faults)) from error
+
+
+def _with_deterministic_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """Prefix caching is on by default, but not in deterministic runs."""
+    generators = data.get("generators", {})
+    if data.get("deterministic") is not True or not isinstance(generators, dict):
+        return data
+    engine = generators.get("engine", {})
+    if not isinstance(engine, dict):
+        return data  # a fault, which validation names
+    return data | {"generators": generators | {"engine": {"prefix_caching": False} | engine}}
 
 
 def _fault(fault: Any) -> str:

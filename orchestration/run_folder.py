@@ -1,19 +1,24 @@
 """A run's folder.
 
-`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `analysis.json`, `checkpoints/`, `logs/`,
-`report.html`.
+`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `analysis.json`, `checkpoints/` (a model for each
+stage), `resume/` (checkpoints to go on from), `logs/`, `report.html`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from orchestration.recipe import Recipe, RecipeError
+
+LOCK_FILE = "run.lock"
 
 
 def choose_folder(recipe: Recipe, runs: Path) -> Path:
@@ -44,6 +49,32 @@ def _check_writable(folder: Path) -> None:
         raise RecipeError(
             f"the run's folder {folder} can't be written to ({error.strerror}); give another with --runs"
         ) from error
+
+
+class RunInUse(RecipeError):
+    """A run that lives: another process writes to its folder."""
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Be the only one that runs in `folder`; the operating system lets go when the process ends, however it ends.
+
+    Raises `RunInUse` if another process does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise RunInUse(
+                f"the run in {folder} is still at work, as process {owner}; wait for its end, or end it with Ctrl-C"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from actors.engines.simulated_engine import SimulatedOptions
 from actors.simulated_learner import SimulatedLearnerActor
 from actors.system.stage import Part
-from orchestration.cast import Cast, cast_for
+from orchestration.cast import Cast, cast_for, run_books
 from orchestration.recipe import Recipe, RecipeError
+from orchestration.resume import Beginning
 from policies.balancing import BalancerOptions
 from policies.batching_records import BatchingLimits
 from policies.stages import ReinforcementOptions
+from policies.trajectory import UNTRAINED
 from policies.workloads import PROFILES, Workload, WorkloadOptions
 
 
@@ -29,6 +31,7 @@ def workload_of(recipe: Recipe) -> Workload:
         if isinstance(stage, ReinforcementOptions):
             given = named.get(name) or WorkloadOptions.scaled(stage.limits.max_tokens, stage.limits.max_turns)
             stages[name] = PROFILES[given] if isinstance(given, str) else given
+            stages[f"evaluation-{name}"] = stages[name]
     return Workload(seed=recipe.seed, stages=stages)
 
 
@@ -51,22 +54,33 @@ def engine_of(recipe: Recipe) -> SimulatedOptions:
     )
 
 
-def simulated_cast(recipe: Recipe, *, balancer: BalancerOptions, folder: Path, restarts: int = 0) -> Cast:
+def simulated_cast(
+    recipe: Recipe,
+    *,
+    balancer: BalancerOptions,
+    folder: Path,
+    restarts: int = 0,
+    beginning: Beginning | None = None,
+) -> Cast:
     """The cast of a simulation.
 
     Args:
         balancer: the strategy to try.
-        folder: where the archive is written.
+        folder: where the archive is written, and checkpoints if the run keeps any.
         restarts: how often environments, generators and rollout actors are restarted after a death.
+        beginning: what the run goes on from; None for one that keeps no checkpoints.
     """
     workload, engine = workload_of(recipe), engine_of(recipe)
     # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
     cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
+    version = UNTRAINED if beginning is None else beginning.version
+    learner = {"cost": recipe.simulation.learner, "version": version}
+    books = {} if beginning is None else run_books(recipe, folder, beginning)
     return Cast(
-        learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments={"cost": recipe.simulation.learner}),
+        learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments=learner),
         balancer=_with(cast.balancer, options=balancer),
         archive=_with(cast.archive, folder=str(folder / "archive")),
-        director=_with(cast.director, model=None),
+        director=_with(cast.director, model=None, **books),
         environments=tuple(_with(part, restarts, workload=workload) for part in cast.environments),
         generators=tuple(_with(part, restarts, model="", options=engine, script=workload) for part in cast.generators),
         rollouts=tuple(_with(part, restarts, model=None, workload=workload) for part in cast.rollouts),

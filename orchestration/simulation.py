@@ -27,6 +27,7 @@ from orchestration.simulated_cast import simulated_cast
 from policies.balancing import BalancerOptions, most_promised
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
+from policies.run_progress import Figures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
@@ -151,7 +152,7 @@ class _Run:
                 await stage.port.ask(DIRECTOR, request)
                 reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
                 self._series_on = False
-                steps = [report.figures for report in reports if report.kind == "step"]
+                steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
                 await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
                 return self._figures(steps)
 
@@ -265,6 +266,11 @@ class _Run:
             return 0.0
         most = ends[max(0, round(len(ends) * (1 - TAIL)) - 1)]
         return min(1.0, (ends[-1] - most) / NS / makespan)
+
+
+def _numbers(figures: Figures) -> dict[str, float]:
+    """Those that were measured."""
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def quantile(ordered: list[float], share: float) -> float:

@@ -19,26 +19,28 @@ from actors.messages import (
     DescribeEnvironment,
     DescribeGenerator,
     NextReports,
-    Report,
     RunEvaluation,
     RunFineTuning,
     RunReinforcement,
     StageDone,
 )
 from actors.system.actor import ActorRef, Port
+from actors.system.kill_point import kill_variable
 from actors.system.message import Request
 from actors.system.ray_stage import RayStage
 from orchestration.analysis_report import write_analysis
 from orchestration.cast import cast_for, enter
 from orchestration.examples import write_examples
-from orchestration.metrics import MetricsSink, wilson_interval
-from orchestration.progress import Progress
+from orchestration.metrics import Interval, MetricsSink, wilson_interval
+from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
+from orchestration.resume import Beginning
 from orchestration.run_folder import write_json, write_recipe
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
+from policies.run_progress import Figures, StepFigures
 from policies.stages import FineTuningOptions
 
 STAGE_DEADLINE_S = 7 * 86_400.0
@@ -63,8 +65,19 @@ class Training:
         summary = await Training(recipe, folder, progress, sink).run()
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, progress: Progress, sink: MetricsSink) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        progress: Progress,
+        sink: MetricsSink,
+        beginning: Beginning | None = None,
+        kill_at: str | None = None,
+    ) -> None:
+        """`kill_at`: a phase at which the whole run is killed (`actors.system.kill_point`), for drills."""
         self._recipe, self._folder, self._progress, self._sink = recipe, folder, progress, sink
+        self._beginning = beginning or Beginning()
+        self._environment = {} if kill_at is None else kill_variable(kill_at)
         self._started = time.monotonic()
         self._taken = 0
         self._summary: dict[str, Any] = {
@@ -73,9 +86,11 @@ class Training:
             "engine": None,
             "sandbox": None,
             "wall_seconds": 0.0,
+            "times_resumed": self._beginning.times_resumed,
             "finished": False,
             "reason": "",
             "stages": [],
+            "not_deterministic": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -99,10 +114,12 @@ class Training:
     async def _train(self) -> None:
         recipe = self._recipe
         model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
-        cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name)
+        cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
+        for note in self._beginning.notes:
+            self._progress.note(note)
         self._progress.note(f"starting {len(list(cast.parts()))} actors")
         async with RayStage(seed=recipe.seed, name=self._folder.name, log_dir=self._folder / "logs") as stage:
-            await enter(stage, cast)
+            await enter(stage, cast, self._environment)
             self._event("started", {"actors_started_s": self._seconds()})
             relay = asyncio.create_task(self._relay(stage.port))
             try:
@@ -120,7 +137,10 @@ class Training:
         if not isinstance(next(iter(recipe.stages.values())), FineTuningOptions):
             await self._evaluate(port, "start")
         for name, options in recipe.stages.items():
-            self._progress.start_stage(name, options.steps)
+            if name in self._beginning.progress.done:
+                self._progress.note(f"{name} is done")
+            else:
+                self._progress.start_stage(name, options.steps)
             limits = self._limits(options.limits)
             if isinstance(options, FineTuningOptions):
                 await self._ask(port, RunFineTuning(name=name, options=options, limits=limits))
@@ -132,14 +152,14 @@ class Training:
         options = self._recipe.evaluation
         request = RunEvaluation(name=name, options=options, limits=self._limits(options.limits))
         figures = (await self._ask(port, request)).figures
-        low, high = wilson_interval(figures["correct"], round(figures["asked"]))
+        low, high = _accuracy_interval(figures)
         self._summary["stages"].append(
             {
                 "name": name,
                 "accuracy": figures["accuracy"],
                 "accuracy_low": low,
                 "accuracy_high": high,
-                "problems": round(figures["problems"]),
+                "problems": round(figures["problems"] or 0.0),
                 "mean_response_tokens": figures["mean_response_tokens"],
                 "mean_tool_calls": figures["mean_tool_calls"],
                 "tool_error_share_in_correct": figures["tool_error_share_in_correct"],
@@ -167,18 +187,29 @@ class Training:
                 self._taken = number + 1
                 self._take(report)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: StepFigures) -> None:
         figures = dict(report.figures)
+        if self._recipe.deterministic and report.kind == "step":
+            self._look_for_chance(report)
         if report.kind == "evaluation":
-            low, high = wilson_interval(figures["correct"], round(figures["asked"]))
+            low, high = _accuracy_interval(figures)
             figures |= {"accuracy_low": low, "accuracy_high": high}
             self._progress.note(
                 f"held-out accuracy after {report.stage}: {figures['accuracy']:.1%} ({low:.1%} to {high:.1%}), "
-                f"tool errors in correct trajectories: {figures['tool_error_share_in_correct']:.1%}"
+                "tool errors in correct trajectories: "
+                + format_figure("tool_error_share_in_correct", figures["tool_error_share_in_correct"])
             )
         else:
             self._progress.update(report.step, **{name: figures[name] for name in SHOWN if name in figures})
         self._sink.write(report.kind, report.stage, report.step, **figures)
+
+    def _look_for_chance(self, report: StepFigures) -> None:
+        """Say when the wall clock, or a death, has had a say in a deterministic run."""
+        for name, what in (("calls_timed_out", "tool calls hit their time limit"), ("dropped", "rollouts were lost")):
+            if count := report.figures.get(name):
+                text = f"{report.stage}, step {report.step}: {count:.0f} {what}"
+                self._progress.note(f"no longer deterministic: {text}")
+                self._summary["not_deterministic"].append(text)
 
     def _event(self, name: str, figures: dict[str, float]) -> None:
         self._sink.write("event", name, 0, **figures)
@@ -218,7 +249,13 @@ class Training:
         }
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._started
+        """That the run has taken, those before it was resumed included."""
+        return self._beginning.wall_seconds + time.monotonic() - self._started
+
+
+def _accuracy_interval(figures: Figures) -> Interval:
+    """Of an evaluation."""
+    return wilson_interval(figures["correct"] or 0.0, round(figures["asked"] or 0.0))
 
 
 def _cause(error: BaseException) -> str:

@@ -60,6 +60,8 @@ class Wish(Record):
     """The most tokens the rollout can come to, its prompt included."""
     group: str = ""
     """Rollouts of one group answer the same problem: their lengths are alike. Empty: it stands alone."""
+    generator: str = ""
+    """The only generator that will do; empty: any."""
 
 
 class Lease(Record):

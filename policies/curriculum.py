@@ -5,6 +5,7 @@ A stream is a pure function from a position to a problem; who trains keeps the p
 
 from __future__ import annotations
 
+import random
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -44,3 +45,27 @@ class ProblemStream:
     def problem(self, index: int) -> Problem:
         """The problem at a position."""
         return self.posed(index).problem
+
+
+class ShuffledEpochs:
+    """Endless passes over `count` items, each pass in an order of its own.
+
+    Position `p` is item `p % count` of epoch `p // count`: whoever knows the seed and a position can go on from it.
+    """
+
+    def __init__(self, count: int, seed: str) -> None:
+        assert count > 0, "there is nothing to pass over"
+        self._count, self._seed = count, seed
+        self._epoch, self._order = -1, list[int]()
+
+    def items(self, first: int, count: int) -> list[int]:
+        """The items at `count` positions from `first` on."""
+        return [self._item(position) for position in range(first, first + count)]
+
+    def _item(self, position: int) -> int:
+        epoch, index = divmod(position, self._count)
+        if epoch != self._epoch:
+            order = list(range(self._count))
+            random.Random(f"{self._seed}/epoch-{epoch}").shuffle(order)
+            self._epoch, self._order = epoch, order
+        return self._order[index]

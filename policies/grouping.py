@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.advantages import carries_signal, group_advantages
 from policies.batch import TrainingSequence, sequence_from_trajectory
@@ -21,11 +22,24 @@ from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
 
+class TrainedGroup(NamedTuple):
+    """A group that is learned from."""
+
+    group: str
+    problem: str
+    """Id of the problem."""
+    rollouts: tuple[str, ...]
+    """Ids of the rollouts, in the order in which the learner gets them."""
+    advantages: tuple[float, ...]
+
+
 @dataclass(slots=True)
 class LearningBatch:
     """What came of the groups of one step, or of several rounds of it."""
 
     sequences: list[TrainingSequence] = field(default_factory=list)
+    trained: list[TrainedGroup] = field(default_factory=list)
+    """Where the sequences come from, in their order."""
     groups: int = 0
     groups_with_signal: int = 0
     groups_all_correct: int = 0
@@ -42,7 +56,7 @@ class LearningBatch:
     positive_errors: int = 0
     """Of these, calls that failed by the model's fault."""
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | None]:
         """Under the names of the run's metrics."""
         return {
             "groups": float(self.groups),
@@ -53,7 +67,9 @@ class LearningBatch:
             "kept_rollouts": float(self.kept),
             "masked_rollouts": float(self.masked),
             "learned_rollouts": float(len(self.sequences)),
-            "tool_error_share_in_kept_positives": self.positive_errors / max(1, self.positive_calls),
+            "tool_error_share_in_kept_positives": (
+                self.positive_errors / self.positive_calls if self.positive_calls else None
+            ),
         }
 
 
@@ -97,13 +113,18 @@ def _add_group(
         batch.groups_all_wrong += not positives
         return
     learned = [
-        sequence_from_trajectory(trajectory, float(value), batch.groups_with_signal)
+        (trajectory, float(value))
         for trajectory, value in zip(kept, group_advantages(rewards, options.objective.advantage), strict=True)
         if not is_masked(trajectory, options.masking)
     ]
     batch.masked += len(kept) - len(learned)
-    batch.sequences += learned
-    batch.groups_with_signal += bool(learned)
+    if not learned:
+        return
+    batch.sequences += [sequence_from_trajectory(each, value, batch.groups_with_signal) for each, value in learned]
+    batch.groups_with_signal += 1
+    first = learned[0][0]
+    ids, advantages = [each.id for each, _ in learned], [value for _, value in learned]
+    batch.trained.append(TrainedGroup(first.group, first.problem.id, tuple(ids), tuple(advantages)))
 
 
 def is_masked(trajectory: Trajectory, masking: MaskingOptions) -> bool:

@@ -50,7 +50,7 @@ class LeaseBooks:
         self._last_chosen: dict[str, int] = {}
         self._choices = 0
         self._holders: dict[int, list[GeneratorBooks]] = {}
-        """Generators that could hold a wish if they were empty, by its `max_tokens`."""
+        """Generators that could hold a wish for any generator if they were empty, by its `max_tokens`."""
 
     # --- what a strategy decides -----------------------------------------------------------------
 
@@ -93,6 +93,8 @@ class LeaseBooks:
         if self._books and not self.holders(wish):
             largest = max(min(books.budget, books.capacity.kv_tokens) for books in self._books.values())
             longest = max(books.capacity.max_sequence_tokens for books in self._books.values())
+            if wish.generator and wish.generator not in self._books:
+                raise Unplaceable(f"rollout {wish.rollout} is meant for {wish.generator}, which is gone")
             raise Unplaceable(
                 f"rollout {wish.rollout} may need {wish.max_tokens} tokens, "
                 f"but the largest generator can promise {largest} "
@@ -131,11 +133,12 @@ class LeaseBooks:
     # --- for strategies --------------------------------------------------------------------------
 
     def holders(self, wish: Wish) -> list[GeneratorBooks]:
-        """Generators that could hold the wish if they were empty."""
+        """Generators that the wish allows and that could hold it if they were empty."""
         tokens = wish.max_tokens
         if tokens not in self._holders:
             self._holders[tokens] = [books for books in self._books.values() if _could_hold(tokens, books)]
-        return self._holders[tokens]
+        holders = self._holders[tokens]
+        return [books for books in holders if books.name == wish.generator] if wish.generator else holders
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
         """Move a wish from the queue to a generator."""

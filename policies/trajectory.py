@@ -29,6 +29,10 @@ class WeightsVersion(NamedTuple):
     step: int
 
 
+UNTRAINED = WeightsVersion(lineage=0, step=0)
+"""What a run begins with."""
+
+
 class Record(BaseModel):
     """Base of all stored and sent records: frozen, and unknown fields are an error."""
 

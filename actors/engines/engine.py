@@ -77,6 +77,8 @@ class EngineUsage:
     busy_seconds: float
     kv_token_seconds: float
     """KV tokens held, times the seconds that they were held: differences give the mean use over a stretch of time."""
+    peak_memory_bytes: int = 0
+    """The most memory that the engine's process has ever held; 0 where nothing is held."""
 
 
 class EngineFailed(RuntimeError):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
 from actors.system.clock import Clock, seconds_since
+from actors.system.kill_point import reached
 from policies.options import Options
 from policies.trajectory import WeightsVersion
 
@@ -170,6 +172,7 @@ class VllmEngine:
             generated_tokens=self._generated,
             busy_seconds=self._busy_seconds,
             kv_token_seconds=self._kv_token_seconds,
+            peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
 
     async def close(self) -> None:
@@ -330,6 +333,7 @@ class VllmEngine:
                         detokenize=False,
                     ),
                 )
+            reached("prefill" if work.add else "decode")
             outputs = self._llm.step() if self._llm.has_unfinished_requests() else []
             self._kv_share_seen = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
             return outputs

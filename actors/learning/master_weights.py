@@ -31,6 +31,9 @@ class MasterWeights:
             weight if weight.dtype in EXACT else nn.Parameter(weight.detach().float()) for weight in self.weights
         ]
         """What the optimiser moves. The very same tensors where the model's are precise enough."""
+        named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names = {id(master): name for master, name in zip(self.parameters, named, strict=True)}
+        """The model's names for the masters, by their identity."""
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """Masters of the matrices between embeddings and head."""
@@ -60,6 +63,13 @@ class MasterWeights:
         """Forget all gradients."""
         for weight, master in zip(self.weights, self.parameters, strict=True):
             weight.grad = master.grad = None
+
+    @torch.no_grad()
+    def restore(self, values: dict[str, Tensor]) -> None:
+        """Set all masters, by their names, and the model's weights with them."""
+        for master in self.parameters:
+            master.copy_(values[self.names[id(master)]])
+        self.write_back()
 
     @torch.no_grad()
     def write_back(self) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actors.learning.master_weights import MasterWeights
 from policies.options import OptimiserOptions
@@ -67,6 +68,23 @@ class StageOptimiser:
                 )
             )
         self._full_rates = [part.defaults["lr"] for part in self._parts]
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and counts, by `PART/KEY/NAME` with the masters' names. Not copies."""
+        names = self._masters.names
+        return {
+            f"{number}/{key}/{names[id(parameter)]}": value
+            for number, part in enumerate(self._parts)
+            for parameter, values in part.state.items()
+            for key, value in values.items()
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` has given, in another process perhaps; the options have to be the same."""
+        parameters = {self._masters.names[id(each)]: each for each in self._masters.parameters}
+        for place, value in state.items():
+            number, key, name = place.split("/", 2)
+            self._parts[int(number)].state[parameters[name]][key] = value.clone()
 
     @property
     def groups(self) -> list[dict[str, Any]]:

@@ -89,7 +89,10 @@ class Trainer:
         self.steps = 0
         """Optimiser steps since the stage began."""
         self._stage: tuple[OptimiserOptions, ObjectiveOptions, int, float] | None = None
-        self._reference: PreTrainedModel | None = None
+        self.optimiser: StageOptimiser | None = None
+        """Of the stage at work."""
+        self.reference: PreTrainedModel | None = None
+        """What the stage's divergence term holds on to, if it has one."""
 
     def begin_stage(
         self, optimiser: OptimiserOptions, objective: ObjectiveOptions, total_steps: int, temperature: float
@@ -101,12 +104,12 @@ class Trainer:
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
         self._stage = None  # until all of this is done
-        self._reference = None  # the last stage's is free to go before another is made
+        self.reference = None  # the last stage's is free to go before another is made
         if objective.kl_weight:
-            self._reference = copy.deepcopy(self.model).requires_grad_(False)
-            checkpoint_activations(self._reference, False)
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+            checkpoint_activations(self.reference, False)
         checkpoint_activations(self.model, optimiser.activation_checkpointing)
-        self._optimiser = StageOptimiser(self.masters, optimiser)
+        self.optimiser = StageOptimiser(self.masters, optimiser)
         self._stage = (optimiser, objective, total_steps, temperature)
         self.steps = 0
 
@@ -224,10 +227,10 @@ class Trainer:
         return loss, _Sums(float(loss.detach()), float(scores.entropies.detach().sum()), diagnostics)
 
     def _reference_logprobs(self, row: PackedRow, temperature: float) -> Tensor | None:
-        if self._reference is None:
+        if self.reference is None:
             return None
         with torch.no_grad():
-            return score_row(self._reference, row, temperature).logprobs
+            return score_row(self.reference, row, temperature).logprobs
 
     def _update(self, gradient_clip: float, share: float, loss: float) -> float:
         """Clip the accumulated gradient, apply it, and return its norm before the clip."""
@@ -238,7 +241,8 @@ class Trainer:
                 f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; the weights were left as "
                 "they are. Lower the learning rate, or look for values in the batch that are not finite"
             )
-        self._optimiser.step(share)
+        assert self.optimiser is not None, "a stage has begun"
+        self.optimiser.step(share)
         self.masters.zero_grad()
         return norm
 

@@ -5,7 +5,18 @@ Importing this package makes every message decodable.
 
 from __future__ import annotations
 
-from actors.messages.archive import ArchiveStatus, DescribeArchive, StoreTrajectory
+from actors.messages.archive import (
+    ArchiveSettled,
+    ArchiveStatus,
+    DescribeArchive,
+    FindRollouts,
+    ReadRollout,
+    RecordTrainedStep,
+    SettleArchive,
+    StoredRollouts,
+    StoredTrajectory,
+    StoreTrajectory,
+)
 from actors.messages.balancer import (
     AcquireLease,
     BalancerStatus,
@@ -22,7 +33,6 @@ from actors.messages.balancer import (
 )
 from actors.messages.director import (
     NextReports,
-    Report,
     Reports,
     RunEvaluation,
     RunFineTuning,
@@ -44,17 +54,27 @@ from actors.messages.generators import (
     ForgetOwner,
     ForgetRollout,
     GeneratorStatus,
+    LeaveWave,
     SampleTurn,
     TurnSampled,
     UpdateWeights,
 )
-from actors.messages.learner import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
+from actors.messages.learner import (
+    BeginStage,
+    Learn,
+    Learned,
+    PublishWeights,
+    SaveCheckpoint,
+    WeightsPublished,
+    WriteCheckpoint,
+)
 from actors.messages.rollouts import RolloutFinished, RunRollout
 from actors.messages.watched import AwaitEnd, Identify, Identity
 
 __all__ = [
     "AcquireLease",
     "AnswerVerified",
+    "ArchiveSettled",
     "ArchiveStatus",
     "AwaitEnd",
     "BalancerStatus",
@@ -68,6 +88,7 @@ __all__ = [
     "DescribeEnvironment",
     "DescribeGenerator",
     "EnvironmentStatus",
+    "FindRollouts",
     "ForgetOwner",
     "ForgetRollout",
     "GeneratorStatus",
@@ -78,12 +99,14 @@ __all__ = [
     "Learned",
     "LeaseGranted",
     "LeaveGenerator",
+    "LeaveWave",
     "NextReports",
     "OpenGate",
     "PublishWeights",
+    "ReadRollout",
+    "RecordTrainedStep",
     "ReleaseLease",
     "ReleaseOwner",
-    "Report",
     "Reports",
     "RolloutFinished",
     "RunCall",
@@ -93,12 +116,16 @@ __all__ = [
     "RunRollout",
     "SampleTurn",
     "SaveCheckpoint",
+    "SettleArchive",
     "StageDone",
     "StoreTrajectory",
+    "StoredRollouts",
+    "StoredTrajectory",
     "SyncWeights",
     "TurnEnded",
     "TurnSampled",
     "UpdateWeights",
     "VerifyAnswer",
     "WeightsPublished",
+    "WriteCheckpoint",
 ]

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from actors.system.message import Done, Message, Request
 from policies.dialogue import DialogueLimits
+from policies.run_progress import Figures, StepFigures
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 
 
-class Report(Message, tag="director.report"):
-    """Figures of one step or evaluation, for metrics and displays."""
-
-    kind: Literal["fine_tune", "step", "evaluation", "event"]
-    stage: str
-    step: int
-    figures: dict[str, float]
-    text: str = ""
-
-
 class Reports(Message, tag="director.reports"):
-    reports: tuple[Report, ...]
+    reports: tuple[StepFigures, ...]
     next: int
     """What to ask for next."""
 
 
 class NextReports(Request[Reports], tag="director.next_reports"):
-    """Reports from number `after` on; waits for one, at most `patience_s`."""
+    """Reports from number `after` on; waits for one, at most `patience_s`. Those before it need not be told again."""
 
     after: int
     patience_s: float = 5.0
@@ -35,7 +24,7 @@ class NextReports(Request[Reports], tag="director.next_reports"):
 class StageDone(Message, tag="director.stage_done"):
     """A stage came to its end; `figures` sum it up."""
 
-    figures: dict[str, float]
+    figures: Figures
 
 
 class RunFineTuning(Request[StageDone], tag="director.fine_tune"):

@@ -8,6 +8,7 @@ from actors.system.message import Done, Message, Request
 from policies.balancing import Capacity, Lease
 from policies.scripted import CountedTokens, ScriptedTurn
 from policies.trajectory import WeightsVersion
+from policies.waves import Seat
 
 
 class TurnSampled(Message, tag="generator.sampled"):
@@ -42,6 +43,8 @@ class SampleTurn(Request[TurnSampled], tag="generator.sample"):
     seed: int
     counted: CountedTokens | None = None
     """In the simulator: the whole history, whatever is known, in place of `ids`."""
+    seat: Seat | None = None
+    """In a deterministic run: the turn begins with those of the other rollouts of its wave."""
 
 
 class ForgetOwner(Request[Done], tag="generator.forget_owner"):
@@ -59,6 +62,13 @@ class ForgetRollout(Request[Done], tag="generator.forget"):
     rollout: str
 
 
+class LeaveWave(Request[Done], tag="generator.leave_wave"):
+    """The rollout of a seat was given up: the others must not wait for it."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    seat: Seat
+
+
 class GeneratorStatus(Message, tag="generator.status"):
     capacity: Capacity
     engine: str
@@ -72,6 +82,8 @@ class GeneratorStatus(Message, tag="generator.status"):
     """Seconds in which the engine had work."""
     kv_token_seconds: float
     """As in `EngineUsage`."""
+    peak_memory_bytes: int
+    """The most memory that the engine's process has held; 0 if simulated."""
     version: WeightsVersion
 
 

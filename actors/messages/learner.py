@@ -6,6 +6,7 @@ from typing import Literal
 
 from actors.system.message import Done, Message, Request
 from policies.options import ObjectiveOptions, OptimiserOptions
+from policies.run_progress import RunProgress
 from policies.trajectory import WeightsVersion
 
 
@@ -17,6 +18,8 @@ class BeginStage(Request[Done], tag="learner.begin"):
     total_steps: int
     temperature: float = 1.0
     """Sampling temperature of the rollouts: the learner divides its logits by it."""
+    resumed: bool = False
+    """Whether the stage goes on where the checkpoint that the learner began with has left it, optimiser and all."""
 
 
 class Learned(Message, tag="learner.learned"):
@@ -48,3 +51,12 @@ class SaveCheckpoint(Request[Done], tag="learner.save"):
     """Write the model in Hugging Face format, aside first, then renamed to `path`."""
 
     path: str
+
+
+class WriteCheckpoint(Request[Done], tag="learner.checkpoint"):
+    """Write what a run is resumed from (`actors.storage.checkpoints`): the learner's state, and `progress`."""
+
+    folder: str
+    """Of all the run's checkpoints."""
+    keep: int
+    progress: RunProgress

@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.system.message import Message, Request
 from policies.dialogue import DialogueLimits
 from policies.trajectory import Problem, Trajectory
+from policies.waves import Seat
 
 
 class RolloutFinished(Message, tag="rollout.finished"):
@@ -22,3 +23,5 @@ class RunRollout(Request[RolloutFinished], tag="rollout.run"):
     problem: Problem
     limits: DialogueLimits
     temperature: float
+    seat: Seat | None = None
+    """In a deterministic run: where it is played, and with whom in step."""

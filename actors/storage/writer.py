@@ -117,6 +117,11 @@ class ArchiveWriter:
         """Stored by this writer."""
         return self._appended
 
+    @property
+    def stored(self) -> int:
+        """All that the archive holds, by whichever writer."""
+        return len(self._stored)
+
     def append(self, trajectory: Trajectory) -> None:
         """Store a trajectory, unless it is stored already.
 
@@ -142,6 +147,11 @@ class ArchiveWriter:
         """Wait until the disk has the segments that are full. May be run beside `append`, on another thread."""
         while self._finished:
             self._finished.pop().close()
+
+    def sync(self) -> None:
+        """Wait until the disk has all that was appended before. May be run beside `append`, as `settle`."""
+        self._segment.file.sync()
+        self.settle()  # after it: only this thread closes segments
 
     def close(self) -> None:
         """Wait until the disk has it all; then others may write."""

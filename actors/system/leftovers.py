@@ -32,6 +32,13 @@ def make_session_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"gr-{me}-{_start_ticks(me)}-", dir=_base()))
 
 
+def owner_of_session(folder: Path) -> int:
+    """Pid of the process that made the folder."""
+    match = _PATTERN.match(folder.name)
+    assert match is not None, f"{folder} is not a session's folder"
+    return int(match[1])
+
+
 def session_processes(folder: Path) -> list[psutil.Process]:
     """The processes of a session that run still, and their descendants; this one excepted."""
     found: dict[int, psutil.Process] = {}

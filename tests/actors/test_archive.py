@@ -5,10 +5,18 @@ from pathlib import Path
 import pytest
 
 from actors.archive import ArchiveActor
-from actors.messages import DescribeArchive, StoreTrajectory
+from actors.messages import (
+    DescribeArchive,
+    FindRollouts,
+    ReadRollout,
+    RecordTrainedStep,
+    SettleArchive,
+    StoreTrajectory,
+)
 from actors.storage.frames import ArchiveInUse
 from actors.storage.reader import read_archive, segments
 from actors.system.actor import ActorRef
+from policies.trajectory import WeightsVersion
 from tests.policies.test_trajectory import MODEL, PROMPT, TOOL, trajectory
 from tests.support.in_process_stage import InProcessStage
 
@@ -26,6 +34,43 @@ async def test_what_was_answered_for_is_on_disk_and_repeats_are_not(tmp_path: Pa
         status = await stage.port.ask(ActorRef("archive"), DescribeArchive())
     assert status.trajectories == 2
     assert status.bytes_written == sum(path.stat().st_size for _, path in segments(tmp_path))
+
+
+async def test_rollouts_are_found_if_the_weights_asked_for_sampled_all_of_them(tmp_path: Path) -> None:
+    old, new = (MODEL.model_copy(update={"version": WeightsVersion(0, step)}) for step in (3, 4))
+    stored = {
+        "rl/7/0/0": trajectory(PROMPT, old, TOOL, old, id="rl/7/0/0", stage="rl", step=7),
+        "rl/7/0/1": trajectory(PROMPT, old, TOOL, new, id="rl/7/0/1", stage="rl", step=7),
+        "rl/7/0/2": trajectory(PROMPT, old, id="rl/7/0/2", stage="rl", step=7, finish="sandbox_failure"),
+        "rl/8/0/0": trajectory(PROMPT, old, id="rl/8/0/0", stage="rl", step=8),
+    }
+    async with InProcessStage() as stage:
+        archive = await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+        for each in stored.values():
+            await stage.port.ask(archive, StoreTrajectory(trajectory=each))
+
+        async def found(*versions: WeightsVersion) -> tuple[str, ...]:
+            return (await stage.port.ask(archive, FindRollouts(stage="rl", step=7, versions=versions))).ids
+
+        assert await found(WeightsVersion(0, 3)) == ("rl/7/0/0",)
+        assert await found(WeightsVersion(1, 3)) == ()
+        assert await found(WeightsVersion(0, 3), WeightsVersion(0, 4)) == ("rl/7/0/0", "rl/7/0/1")
+        read = (await stage.port.ask(archive, ReadRollout(id="rl/7/0/1"))).trajectory
+        assert read == stored["rl/7/0/1"]
+
+
+async def test_settling_tells_how_much_there_is_and_later_writers_count_on(tmp_path: Path) -> None:
+    def step(number: int) -> RecordTrainedStep:
+        return RecordTrainedStep(stage="rl", step=number, version=WeightsVersion(0, number), groups=(), digest="")
+
+    for ids, steps, expected in ((("a", "b"), (1,), (2, 1)), (("b", "c"), (1, 2), (3, 2))):
+        async with InProcessStage() as stage:
+            archive = await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+            await store(stage, *ids)
+            for number in steps:
+                await stage.port.ask(archive, step(number))
+            position = (await stage.port.ask(archive, SettleArchive())).position
+            assert (position.trajectories, position.trained_steps) == expected
 
 
 async def test_full_segments_are_followed_by_new_ones(tmp_path: Path) -> None:

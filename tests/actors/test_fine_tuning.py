@@ -28,6 +28,10 @@ async def stage() -> AsyncIterator[InProcessStage]:
         yield stage
 
 
+async def _nothing(*_: object) -> None:
+    return None
+
+
 def fine_tuning(stage: InProcessStage, folder: Path) -> FineTuning:
     write_tokenizer(folder, 512)
     request = RunFineTuning(
@@ -40,7 +44,8 @@ def fine_tuning(stage: InProcessStage, folder: Path) -> FineTuning:
         learner=ActorRef("learner"),
         environments=[ActorRef("environment")],
         run_seed=0,
-        report=lambda report: None,
+        position=None,
+        stepped=_nothing,
     )
 
 

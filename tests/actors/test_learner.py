@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from actors.learner import LearnerActor
 from actors.learning.trainer import Kind, Trainer
-from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint
+from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WriteCheckpoint
+from actors.storage.checkpoints import newest_checkpoint
 from actors.system.actor import ActorRef, BlobRef, DeadlineExceeded, HandlerFailed
 from policies.options import ObjectiveOptions, OptimiserOptions
+from policies.run_progress import RunProgress
 from policies.trajectory import WeightsVersion
 from tests.actors.learning.conftest import one_thread  # noqa: F401
 from tests.actors.learning.samples import batch, model_folder
@@ -132,6 +134,34 @@ async def test_a_checkpoint_holds_the_published_weights(stage, tmp_path: Path) -
     assert loaded.keys() == weights.keys()
     torch.testing.assert_close({n: p.detach() for n, p in loaded.items()}, weights, rtol=0, atol=0)
     assert (tmp_path / "last" / "tokenizer.json").is_file()
+
+
+async def test_a_learner_that_begins_with_a_checkpoint_goes_on_bit_for_bit(stage, folder: Path, tmp_path: Path) -> None:
+    for step_id, seed in (("a", 0), ("b", 1)):
+        await learn(stage, step_id, batch(seed))
+    progress = RunProgress(version=WeightsVersion(0, 2))
+    await stage.port.ask(LEARNER, WriteCheckpoint(folder=str(tmp_path), keep=1, progress=progress), deadline_s=60)
+    found, faults = newest_checkpoint(tmp_path)
+    assert found is not None and found.progress == progress and faults == []
+    await learn(stage, "c", batch(2))
+    _, expected = await published(stage)
+    async with InProcessStage() as other:
+        version = WeightsVersion(1, 2)
+        resumed = LearnerActor(model=str(folder), checkpoint=str(found.path), version=version)
+        await other.host("learner", resumed)
+        await other.port.ask(LEARNER, BEGIN.model_copy(update={"resumed": True}))
+        assert (await published(other))[0] == version
+        assert (await learn(other, "c", batch(2))).version == (1, 3)
+        _, weights = await published(other)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+async def test_a_checkpoint_of_another_moment_is_not_written(stage, tmp_path: Path) -> None:
+    await learn(stage, "a", batch(0))
+    behind = WriteCheckpoint(folder=str(tmp_path), keep=1, progress=RunProgress(version=WeightsVersion(0, 0)))
+    with pytest.raises(HandlerFailed, match="the learner at"):
+        await stage.port.ask(LEARNER, behind, deadline_s=60)
+    assert newest_checkpoint(tmp_path) == (None, [])
 
 
 async def test_learning_before_a_stage_has_begun_is_refused(folder: Path) -> None:

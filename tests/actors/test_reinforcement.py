@@ -6,6 +6,7 @@ Rollouts and learner are scripted; sampler, resampling and books are real.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from actors.messages import (
     GeneratorStatus,
     Learn,
     Learned,
-    Report,
+    RecordTrainedStep,
     RolloutFinished,
     RunReinforcement,
     RunRollout,
@@ -28,6 +29,7 @@ from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Capacity
 from policies.batch import TrainingSequence
 from policies.dialogue import DialogueLimits
+from policies.run_progress import StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import CallRecord, Trajectory, Verdict, WeightsVersion
 from tests.policies.test_trajectory import MODEL, PROMPT, trajectory
@@ -78,8 +80,19 @@ class IdleGenerator(Actor):
                 generator="generator-0", incarnation=0, kv_tokens=1024, block_tokens=16, max_sequence_tokens=64
             ),
             engine="none", running=0, kv_used_tokens=0, turns_served=0, generated_tokens=0, busy_seconds=0.0,
-            kv_token_seconds=0.0, version=WeightsVersion(0, 1),
+            kv_token_seconds=0.0, version=WeightsVersion(0, 1), peak_memory_bytes=0,
         )  # fmt: skip
+
+
+class Ledger(Actor):
+    """Keeps what steps were trained on."""
+
+    def __init__(self) -> None:
+        self.steps: list[RecordTrainedStep] = []
+
+    @handles(RecordTrainedStep)
+    async def on_trained(self, message: RecordTrainedStep) -> None:
+        self.steps.append(message)
 
 
 class IdleBalancer(Actor):
@@ -88,30 +101,36 @@ class IdleBalancer(Actor):
         return BalancerStatus(loads=(), waiting=0, granted_total=0, queued_total=0, peak_leases=3, gate_open=True)
 
 
-async def run(kinds: Sequence[str], **options) -> tuple[list[dict[str, float]], ScriptedRollouts, ScriptedLearner]:
+async def run(
+    kinds: Sequence[str], position: StagePosition | None = None, **options
+) -> tuple[list[dict[str, Any]], ScriptedRollouts, ScriptedLearner]:
     """The figures of each step of a stage, and whom it asked."""
     stage_options = ReinforcementOptions.model_validate(
         {"kind": "reinforce", "steps": 1, "prompts": 4, "group": 2} | options
     )
-    rollouts, learner, reports = ScriptedRollouts(kinds), ScriptedLearner(), list[Report]()
+    rollouts, learner, reports = ScriptedRollouts(kinds), ScriptedLearner(), list[StepFigures]()
     async with InProcessStage() as stage:
         refs = {
             name: await stage.host(name, actor)
             for name, actor in (
                 ("rollouts", rollouts), ("learner", learner),
-                ("generator-0", IdleGenerator()), ("balancer", IdleBalancer()),
+                ("generator-0", IdleGenerator()), ("balancer", IdleBalancer()), ("archive", Ledger()),
             )
         }  # fmt: skip
 
-        async def sync() -> None:
-            pass
+        async def sync() -> WeightsVersion:
+            return WeightsVersion(0, learner.steps)
+
+        async def stepped(position: StagePosition, version: WeightsVersion, figures: StepFigures) -> None:
+            assert (position.steps, version.step) == (figures.step, learner.steps)
+            reports.append(figures)
 
         work = Reinforcement(
             stage.port,  # type: ignore[arg-type]
             RunReinforcement(name="rl", options=stage_options, limits=DialogueLimits()),
             sampler=Sampler(stage.port, [refs["rollouts"]]),  # type: ignore[arg-type]
             learner=refs["learner"], balancer=refs["balancer"], generators=[ActorRef("generator-0")],
-            run_seed=0, sync=sync, report=reports.append,
+            run_seed=0, sync=sync, stepped=stepped, position=position, archive=refs["archive"],
         )  # fmt: skip
         await work.run()
     return [report.figures for report in reports], rollouts, learner
@@ -153,6 +172,22 @@ async def test_the_next_step_takes_the_problems_after_those_of_the_refills() -> 
     assert len(first) == len(second) == 5 and not first & second
 
 
+async def test_a_stage_that_goes_on_takes_the_problems_after_those_that_it_has_had() -> None:
+    kinds = ["mixed"] * 4
+    _, whole, _ = await run(kinds, steps=3)
+    figures, rest, _ = await run(kinds, StagePosition(stage="rl", steps=1, cursor=4), steps=3)
+    assert len(figures) == 2
+    assert [(r.id, r.problem) for r in rest.asked] == [(r.id, r.problem) for r in whole.asked if r.step > 0]
+
+
+async def test_a_step_that_taught_nothing_has_no_learners_figures_rather_than_zeros() -> None:
+    (figures,), _, _ = await run(["right"] * 4)
+    assert figures["learner_mismatch_kl"] is None and figures["learner_skipped"] == 1
+    (figures,), _, _ = await run(["wrong"] * 4)
+    assert figures["tool_error_share_in_correct"] is None
+    assert figures["tool_error_share_in_kept_positives"] is None
+
+
 async def test_fewer_groups_than_prompts_can_be_wanted() -> None:
     (figures,), _, _ = await run(["mixed", "right", "right", "right"], dynamic_sampling={"groups": 1})
     assert figures["refill_rounds"] == 0
@@ -168,7 +203,7 @@ def test_staleness_weighs_versions_by_tokens() -> None:
     new = MODEL.model_copy(update={"version": WeightsVersion(0, 5)})
     figures = staleness_figures([trajectory(PROMPT, old, old, new)], WeightsVersion(0, 5))
     assert figures == pytest.approx({"staleness_mean": 4 / 3, "staleness_max": 2.0})
-    assert staleness_figures([], WeightsVersion(0, 0)) == {}
+    assert set(staleness_figures([], WeightsVersion(0, 0)).values()) == {None}
 
 
 def called(*programs: str) -> tuple[CallRecord, ...]:

@@ -19,7 +19,6 @@ from actors.messages import (
     LeaseGranted,
     OpenGate,
     ReleaseLease,
-    Report,
     RolloutFinished,
     RunRollout,
     UpdateWeights,
@@ -32,6 +31,7 @@ from orchestration.cast import Cast
 from orchestration.invariants import Violation
 from orchestration.simulated_cast import simulated_cast
 from orchestration.simulation import Rehearsal, Setting, rehearse
+from policies.run_progress import StepFigures
 from policies.trajectory import WeightsVersion
 from tests.orchestration.small_recipe import small_recipe
 
@@ -156,7 +156,7 @@ class PromisesTooMuch(BalancerActor):
 class ForgetsARollout(DirectorActor):
     """Says of no rollout that it was dropped."""
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: StepFigures) -> None:
         super()._report(report.model_copy(update={"figures": report.figures | {"dropped": 0.0}}))
 
 

@@ -132,6 +132,20 @@ def test_tensorboard_reads_back_the_numbers_beside_the_lines(tmp_path: Path) -> 
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
 
 
+def test_tensorboards_steps_go_on_from_stage_to_stage(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardMetrics(tmp_path, {"sft": 10, "rl-1": 4, "rl-2": 6})
+    sink.write("step", "rl-1", 1, reward_mean=0.5)
+    sink.write("evaluation", "rl-1", 0, accuracy=0.5)
+    sink.write("step", "rl-2", 2, reward_mean=0.5)
+    sink.close()
+    board = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
+    board.Reload()
+    assert [event.step for event in board.Tensors("step/reward_mean")] == [11, 16]
+    assert [event.step for event in board.Tensors("evaluation/accuracy")] == [14]
+
+
 def test_stage_rows_are_the_last_evaluation_of_each_state_in_order() -> None:
     records = [
         {"kind": "evaluation", "stage": "sft", "accuracy": 0.3, "problems": 256},

@@ -108,3 +108,24 @@ def test_an_objective_is_chosen_by_name_and_its_parts_survive_the_resolved_recip
 def test_resampling_that_contradicts_the_objective_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match=r"stages.rl-1.resampling: rule is 'none'.*objective.name = \"grpo\""):
         load_recipe(QUICKSTART, ["stages.rl-1.resampling.rule=none"])
+
+
+def test_a_deterministic_run_caches_no_prefixes_unless_it_is_told_to_and_then_it_is_refused() -> None:
+    assert not load_recipe(QUICKSTART, ["deterministic=true"]).generators.engine.prefix_caching
+    assert load_recipe(QUICKSTART).generators.engine.prefix_caching
+    with pytest.raises(RecipeError, match=r"generators.engine.prefix_caching = True.*needs False"):
+        load_recipe(QUICKSTART, ["deterministic=true", "generators.engine.prefix_caching=true"])
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("model.dtype=bfloat16", "model.dtype = 'bfloat16', but a deterministic run needs 'float32'"),
+        ("generators.engine.dtype=bfloat16", "generators.engine.dtype = 'bfloat16'"),
+        ("balancer.strategy=predictive", "balancer.strategy = 'predictive'"),
+    ],
+)
+def test_what_a_deterministic_run_can_not_be_had_with_is_named(override: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        load_recipe(QUICKSTART, ["deterministic=true", override])
+    assert complaint in str(refusal.value)

@@ -45,6 +45,18 @@ def test_a_wish_waits_until_a_lease_comes_back() -> None:
     assert [lease.rollout for lease in balancing.grants()] == ["c"]
 
 
+@pytest.mark.parametrize("name", ["worst_case", "least_sessions", "round_robin", "static", "predictive"])
+def test_a_wish_for_one_generator_goes_there_or_is_refused(name: StrategyName) -> None:
+    balancing = make_strategy(BalancerOptions(strategy=name))
+    for generator in ("g0", "g1"):
+        balancing.generator_joined(capacity(generator))
+    for index in range(4):
+        balancing.wish(wish(f"r{index}").model_copy(update={"generator": "g1"}))
+    assert [lease.generator for lease in balancing.grants()] == ["g1"] * 4
+    with pytest.raises(Unplaceable, match="is meant for g2, which is gone"):
+        balancing.wish(wish("lost").model_copy(update={"generator": "g2"}))
+
+
 def test_a_small_wish_does_not_overtake_a_large_one() -> None:
     balancing = strategy(capacity("g", 512))
     balancing.wish(wish("first", 256))

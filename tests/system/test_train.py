@@ -34,6 +34,16 @@ MINIATURE = [
     "generators.engine.kv_tokens=1024",
 ]
 
+EACH_STEP = (
+    "learner_mismatch_kl learner_engine_mismatch_tail_share learner_ratio_tail_share learner_ratio_max "
+    "learner_clip_share learner_gradient_norm learner_entropy tool_error_share_in_correct "
+    "tool_error_share_in_kept_positives void_turn_share duplicate_call_share response_tokens_mean "
+    "response_tokens_p95 truncated_share zero_signal_share staleness_mean staleness_max tokens_per_s "
+    "step_tokens_per_s learner_tokens_per_s tokens_per_s_generator-0 tokens_per_s_generator-1 "
+    "learner_peak_memory_bytes peak_memory_bytes_generator-0"
+).split()
+"""What docs/metrics.md promises; null where there was nothing to measure."""
+
 
 def command(runs: Path, *arguments: str, settings: list[str] = MINIATURE) -> list[str]:
     overrides = [part for setting in settings for part in ("--set", setting)]
@@ -124,6 +134,9 @@ def test_metrics_tell_of_every_step(run) -> None:
     assert kinds.count(("fine_tune", "sft")) == 3
     assert kinds.count(("step", "rl-1")) == kinds.count(("step", "rl-2")) == 1
     assert [stage for kind, stage in kinds if kind == "evaluation"] == ["sft", "rl-1", "rl-2"]
+    for record in read_metrics(run[0] / "metrics.jsonl"):
+        if record["kind"] == "step":
+            assert set(EACH_STEP) <= set(record), set(EACH_STEP) - set(record)
 
 
 @pytest.mark.slow

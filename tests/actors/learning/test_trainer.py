@@ -23,7 +23,8 @@ def trainer(
 def gradients(made: Trainer, kind, sequences, figures: dict[str, float] | None = None) -> dict[str, torch.Tensor]:
     """The whole step's gradient, caught before the optimiser applies it; its figures go into `figures`."""
     caught: dict[str, torch.Tensor] = {}
-    optimiser = made._optimiser
+    optimiser = made.optimiser
+    assert optimiser is not None
     apply = optimiser.step
 
     def catch(share: float) -> None:

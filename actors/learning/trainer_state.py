@@ -1,0 +1,66 @@
+"""All that a trainer goes on from in another process: masters, moments, steps, and the reference model if there is one.
+
+Invariants:
+- a trainer that is restored makes the very same next step, bit for bit, as the one whose state was kept;
+- tensors go by the names of the model's parameters, so that another number of workers can read them;
+- nothing is unpickled.
+
+Nothing random is computed (dropout is off), so there are no random states.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from actors.learning.trainer import Trainer
+
+FILE = "learner.safetensors"
+_MASTER, _OPTIMISER, _REFERENCE = "master/", "optimiser/", "reference/"
+
+
+def write_trainer(trainer: Trainer, folder: Path) -> None:
+    """Write the state to `folder`."""
+    masters = trainer.masters
+    tensors = {_MASTER + masters.names[id(master)]: master for master in masters.parameters}
+    if trainer.optimiser is not None:
+        tensors |= {_OPTIMISER + place: value for place, value in trainer.optimiser.state().items()}
+    if trainer.reference is not None:
+        tensors |= {_REFERENCE + name: value for name, value in trainer.reference.named_parameters()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, folder / FILE, metadata={"trainer": json.dumps({"steps": trainer.steps})})
+
+
+def restore_weights(trainer: Trainer, folder: Path) -> None:
+    """Set masters and weights to those of `folder`. Raises `ValueError` if they are another model's."""
+    kept = _part(folder, _MASTER)
+    shapes = {trainer.masters.names[id(each)]: each.shape for each in trainer.masters.parameters}
+    if {name: tensor.shape for name, tensor in kept.items()} != shapes:
+        raise ValueError(f"{folder} holds the state of another model: its parameters have other names or shapes")
+    trainer.masters.restore(kept)
+
+
+def restore_stage(trainer: Trainer, folder: Path) -> None:
+    """Go on with the stage that was at work: to be called after `begin_stage` with the same options."""
+    assert trainer.optimiser is not None, "begin the stage first"
+    trainer.optimiser.restore(_part(folder, _OPTIMISER))
+    with safe_open(folder / FILE, framework="pt") as file:
+        trainer.steps = json.loads(file.metadata()["trainer"])["steps"]
+    if trainer.reference is not None:
+        kept = _part(folder, _REFERENCE)
+        with torch.no_grad():
+            for name, parameter in trainer.reference.named_parameters():
+                parameter.copy_(kept[name])
+
+
+def _part(folder: Path, prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in load_file(folder / FILE).items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,225 @@
+"""Kills a whole run at named phases and at random moments, resumes it, and compares it with an undisturbed one.
+
+    python -m benchmarks.kill_and_resume                           # everything: about an hour on two cores
+    python -m benchmarks.kill_and_resume --modes deterministic --phases decode,checkpoint --random 1 --json
+
+Real Ray, real vLLM, real nsjail; each death is SIGKILL to the process that directs the run, and to the actor that has
+reached the phase. In deterministic mode the final weights and the sequence of trained groups (with the digest of all
+that the learner was given) must be bit-identical to those of the undisturbed run. In normal mode each step must be
+trained once, from the problems that are due, each of them rolled out in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.storage.reader import Archive
+from actors.storage.trained_steps import FILE, read_trained_steps
+from orchestration.recipe import Recipe, load_recipe
+from policies.curriculum import ProblemStream
+from policies.stages import ReinforcementOptions
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+SETTINGS = (
+    "name=kill-and-resume",
+    "checkpoints.interval_seconds=0",
+    "stages.sft.steps=150",
+    "stages.rl-1.steps=3",
+    "stages.rl-1.prompts=6",
+    "stages.rl-1.group=4",
+    "stages.rl-2.steps=2",
+    "stages.rl-2.prompts=6",
+    "stages.rl-2.group=4",
+    "evaluation.count=16",
+)
+"""The quickstart, cut to about a minute and a half on two idle cores."""
+PHASES = {
+    "demonstrations": "demonstrations:40",
+    "prefill": "prefill:30",
+    "decode": "decode:200",
+    "tool": "tool:25",
+    "verification": "verification:40",
+    "archive": "archive:45",
+    "learned": "learned:152",
+    "checkpoint": "checkpoint:153",
+    "sync": "sync:3",
+}
+"""Phase -> the time at which reaching it is the end: within the first RL stage, where there is a choice."""
+LONGEST_RUN_S = 1200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one death."""
+
+    mode: str
+    death: str
+    died: bool
+    """Whether the run was killed; one that ended before its phase was reached was not."""
+    same: bool
+    """Whether it ended as it had to."""
+    seconds_before: float
+    seconds_after: float
+    """From the resumption to the end."""
+    what: str = ""
+
+
+class Runs:
+    """Runs of one recipe in one mode."""
+
+    def __init__(self, mode: str, folder: Path, settings: list[str]) -> None:
+        self.mode, self.folder = mode, folder
+        self.settings = [*settings, *(["deterministic=true"] if mode == "deterministic" else [])]
+        self.recipe: Recipe = load_recipe(QUICKSTART, self.settings)
+
+    def train(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
+        """Exit code and seconds of `greenroom train`."""
+        command = [sys.executable, "-m", "orchestration.cli", "train", *arguments, "--runs", str(runs)]
+        began = time.monotonic()
+        with (self.folder / f"{runs.name}.log").open("a") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                process.wait(kill_after_s or LONGEST_RUN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return process.returncode, time.monotonic() - began
+
+    def begin(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        return self.train(runs, str(QUICKSTART), *settings, *arguments, kill_after_s=kill_after_s)
+
+    def resume(self, runs: Path) -> tuple[int, float]:
+        return self.train(runs, "--resume", self.recipe.name)
+
+    def outcome(self, death: str, undisturbed: Path, kill_at: str | None, kill_after_s: float | None) -> Outcome:
+        """Kill a run, resume it, and judge what came of it."""
+        runs = self.folder / f"{self.mode}-{death}"
+        code, before = self.begin(runs, *([] if kill_at is None else ["--kill-at", kill_at]), kill_after_s=kill_after_s)
+        died, after = code == -signal.SIGKILL, 0.0
+        if died:
+            code, after = self.resume(runs)
+        what = f"exit code {code}" if code else self.fault(runs / self.recipe.name, undisturbed / self.recipe.name)
+        if died and not what:
+            shutil.rmtree(runs)
+        return Outcome(self.mode, death, died, not what, round(before, 1), round(after, 1), what)
+
+    def fault(self, run: Path, undisturbed: Path) -> str:
+        """What is wrong with a run that was resumed; empty if nothing is."""
+        if self.mode == "deterministic":
+            if trained_groups(run) != trained_groups(undisturbed):
+                return "other groups were trained"
+            return "" if final_weights(run) == final_weights(undisturbed) else "the weights differ"
+        return books_fault(self.recipe, run)
+
+
+def final_weights(run: Path) -> str:
+    """SHA-256 of the weights after the last stage."""
+    stage = list(load_recipe(run / "recipe.toml").stages)[-1]
+    return hashlib.sha256((run / "checkpoints" / stage / "model.safetensors").read_bytes()).hexdigest()
+
+
+def trained_groups(run: Path) -> list[dict[str, Any]]:
+    """The ledger; of versions the step, since lineages count deaths."""
+    return [line | {"version": line["version"][1]} for line in read_trained_steps(run / "archive" / FILE)]
+
+
+def books_fault(recipe: Recipe, run: Path) -> str:
+    """What was trained twice, or skipped; empty if nothing was. (For recipes without dynamic sampling.)"""
+    lines = read_trained_steps(run / "archive" / FILE)
+    repeated = [key for key, times in Counter((line["stage"], line["step"]) for line in lines).items() if times > 1]
+    if repeated:
+        return f"trained twice: {repeated}"
+    versions = [line["version"][1] for line in lines]
+    if versions != list(range(versions[0], versions[0] + len(versions))) if versions else False:
+        return f"versions are not one after another: {versions}"
+    rollouts: dict[str, set[tuple[int, str]]] = {}
+    for row in Archive(run / "archive").rows:
+        rollouts.setdefault(row.group, set()).add((row.sample, row.problem))
+    for name, stage in recipe.stages.items():
+        if not isinstance(stage, ReinforcementOptions):
+            continue
+        stream = ProblemStream(stage.problems, run_seed=recipe.seed, held_out=False)
+        for position in range(stage.steps * stage.prompts):
+            step, group = divmod(position, stage.prompts)
+            due = {(sample, stream.problem(position).id) for sample in range(stage.sampled)}
+            if rollouts.get(f"{name}/{step}/{group}") != due:
+                return f"group {name}/{step}/{group} was not rolled out in full, from the problem that was due"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", default="deterministic,normal")
+    parser.add_argument("--phases", default=",".join(PHASES), help="names of PHASES, separated by commas; or none")
+    parser.add_argument("--random", type=int, default=5, help="deaths at random moments, in each mode")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="a.b=VALUE")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs go, and stay; undisturbed ones there are used again"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for mode in options.modes.split(","):
+        runs = Runs(mode, folder, [*SETTINGS, *options.settings])
+        outcomes += of_mode(runs, [each for each in options.phases.split(",") if each], options)
+    if options.json:
+        print(json.dumps([asdict(each) for each in outcomes], indent=2))
+    raise SystemExit(0 if all(each.same and each.died for each in outcomes) else 1)
+
+
+def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[Outcome]:
+    undisturbed = runs.folder / f"{runs.mode}-undisturbed"
+    took = undisturbed_run(runs, undisturbed)
+    luck = random.Random(f"{options.seed}/{runs.mode}")
+    deaths: list[tuple[str, str | None, float | None]] = [(phase, PHASES[phase], None) for phase in phases]
+    for number in range(options.random):
+        deaths.append((f"random-{number}", None, luck.uniform(0.1, 0.95) * took))
+    outcomes = []
+    for death, kill_at, kill_after_s in deaths:
+        found = runs.outcome(death, undisturbed, kill_at, kill_after_s)
+        outcomes.append(found)
+        ended = "as undisturbed" if found.same else found.what
+        print(
+            f"{found.mode:14} {found.death:14} {'died' if found.died else 'LIVED'} after "
+            f"{found.seconds_before:5.0f} s, resumed for {found.seconds_after:5.0f} s: {ended}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return outcomes
+
+
+def undisturbed_run(runs: Runs, folder: Path) -> float:
+    """Make it, unless it is there; returns the seconds that it took."""
+    summary = folder / runs.recipe.name / "summary.json"
+    if not summary.exists():
+        code, _ = runs.begin(folder)
+        if code:
+            raise SystemExit(f"the undisturbed run ended with exit code {code}; see {folder}.log")
+    seconds = json.loads(summary.read_text())["wall_seconds"]
+    steps = trained_groups(summary.parent)
+    print(f"{runs.mode}: undisturbed in {seconds:.0f} s, {len(steps)} steps of RL trained", file=sys.stderr, flush=True)
+    if not steps:
+        raise SystemExit("the undisturbed run has trained no group; raise stages.sft.steps")
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

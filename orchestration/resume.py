@@ -1,0 +1,136 @@
+"""Going on with a run that died: what is checked and put right before its actors start again.
+
+Invariants:
+- nothing is changed in the folder of a run that lives, that is done, or that the recipe given is not that of;
+- what the restored weights do not hold is taken back: the ledger of trained steps and the metrics end where the
+  checkpoint does; the archive keeps what it has, and its rollouts count if these weights sampled them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.storage.checkpoints import newest_checkpoint, set_aside_damaged
+from actors.storage.trained_steps import cut_trained_steps
+from actors.system.leftovers import sweep_leftovers
+from orchestration.metrics import METRICS_FILE, figure, read_metrics
+from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.run_folder import write_json, write_whole
+from policies.run_progress import NOTHING_DONE, Restoration, RunProgress, next_lineage, same_weights
+from policies.trajectory import UNTRAINED, WeightsVersion
+
+CHECKPOINTS = "resume"
+"""Folder of the checkpoints within a run's folder."""
+RESTORATIONS = "resumed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a run begins with."""
+
+    checkpoint: Path | None = None
+    progress: RunProgress = NOTHING_DONE
+    """Its version is what the learner's weights are called from now on."""
+    restored: tuple[WeightsVersion, ...] = ()
+    """What the restored weights were called before."""
+    times_resumed: int = 0
+    wall_seconds: float = 0.0
+    """That the run has taken so far."""
+    notes: tuple[str, ...] = ()
+    """What the user should know."""
+
+    @property
+    def version(self) -> WeightsVersion:
+        return self.progress.version
+
+
+def find_run(run: Path, runs: Path) -> Path:
+    """The folder of a run that is given by its path, or by its name within `runs`. Raises `RecipeError`."""
+    for folder in (run, runs / run):
+        if (folder / "recipe.toml").is_file():
+            return folder
+    known = sorted(path.parent.name for path in runs.glob("*/recipe.toml"))
+    raise RecipeError(f"no run at {run} nor at {runs / run}; runs in {runs}: {', '.join(known) or 'none'}")
+
+
+def recipe_of(folder: Path, given: Recipe | None) -> Recipe:
+    """The recipe of a run. Raises `RecipeError` if `given` is another one; it names the fields."""
+    own = load_recipe(folder / "recipe.toml")
+    if given is None:
+        return own
+    differing = _differences(own.model_dump(mode="json"), given.model_dump(mode="json"))
+    if differing:
+        raise RecipeError(
+            f"the run in {folder} was begun with another recipe: "
+            + "; ".join(f"{name} is {ours!r} there and {theirs!r} here" for name, ours, theirs in differing)
+            + ". Resume without a recipe, or begin a new run"
+        )
+    return own
+
+
+def take_up(folder: Path) -> Beginning:
+    """Bring a dead run's folder to the state of its newest whole checkpoint. Whoever calls this holds the folder.
+
+    Raises `RecipeError` if the run is done.
+    """
+    if _summary(folder).get("finished"):
+        raise RecipeError(f"the run in {folder} is done; nothing is left to resume")
+    sweep_leftovers()  # an orphan of the dead run could still write to it
+    checkpoint, faults = newest_checkpoint(folder / CHECKPOINTS)
+    set_aside_damaged(folder / CHECKPOINTS, checkpoint)
+    restorations = _restorations(folder)
+    progress = NOTHING_DONE if checkpoint is None else checkpoint.progress
+    name = "" if checkpoint is None else checkpoint.path.name
+    restored = () if checkpoint is None else same_weights(progress.version, name, restorations)
+    cut_trained_steps(folder / "archive", progress.archive.trained_steps)
+    records = read_metrics(folder / METRICS_FILE)
+    wall_seconds = max((figure(record, "seconds") or 0.0 for record in records), default=0.0)
+    kept = [each for each in records if progress.counts(each["kind"], each["stage"], each["step"])]
+    write_whole(folder / METRICS_FILE, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in kept))
+    lineage = next_lineage(restorations)
+    restorations.append(Restoration(lineage=lineage, checkpoint=name, wall_seconds=wall_seconds))
+    write_json(folder / RESTORATIONS, [each.model_dump() for each in restorations])
+    version = progress.version if checkpoint is not None else UNTRAINED
+    return Beginning(
+        checkpoint=None if checkpoint is None else checkpoint.path,
+        progress=progress.model_copy(update={"version": version._replace(lineage=lineage)}),
+        restored=restored,
+        times_resumed=len(restorations),
+        wall_seconds=wall_seconds,
+        notes=(*[f"damaged: {fault}" for fault in faults], f"resuming {_where(name, progress)}"),
+    )
+
+
+def _where(checkpoint: str, progress: RunProgress) -> str:
+    if not checkpoint:
+        return "from the beginning: the run had no checkpoint yet"
+    if progress.current is not None:
+        place = f"after step {progress.current.steps} of {progress.current.stage}"
+    else:
+        place = f"after {list(progress.done)[-1]}" if progress.done else "before the first stage"
+    return f"{place} (checkpoint {checkpoint})"
+
+
+def _restorations(folder: Path) -> list[Restoration]:
+    path = folder / RESTORATIONS
+    return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _differences(ours: Any, theirs: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """Dotted names of what differs, with both values."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        names = [*ours, *[name for name in theirs if name not in ours]]
+        return [
+            found
+            for name in names
+            for found in _differences(ours.get(name), theirs.get(name), f"{where}.{name}" if where else name)
+        ]
+    return [] if ours == theirs else [(where, ours, theirs)]

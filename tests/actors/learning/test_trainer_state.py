@@ -1,0 +1,74 @@
+"""A trainer whose state is restored goes on bit for bit as the one that it was taken from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.learning.model import load_model
+from actors.learning.trainer import Trainer
+from actors.learning.trainer_state import restore_stage, restore_weights, write_trainer
+from policies.options import MuonOptions, ObjectiveOptions, OptimiserOptions
+from tests.actors.learning.conftest import one_thread  # noqa: F401
+from tests.actors.learning.samples import batch, model_folder
+
+OPTIMISERS = {
+    "adamw": OptimiserOptions(learning_rate=1e-2, warmup_steps=3, schedule="cosine", micro_batch_tokens=64),
+    "muon": OptimiserOptions(learning_rate=1e-2, warmup_steps=0, micro_batch_tokens=64, muon=MuonOptions()),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "small")
+
+
+def begin(trainer: Trainer, optimiser: str, kl_weight: float) -> None:
+    trainer.begin_stage(OPTIMISERS[optimiser], ObjectiveOptions(kl_weight=kl_weight), total_steps=6, temperature=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("optimiser", "kl_weight"), [("adamw", 0.0), ("muon", 0.0), ("adamw", 0.1)])
+def test_the_next_steps_are_the_same_bit_for_bit(
+    folder: Path, tmp_path: Path, dtype, optimiser: str, kl_weight: float
+) -> None:
+    whole = Trainer(load_model(folder, dtype))
+    begin(whole, optimiser, kl_weight)
+    for seed in range(3):
+        whole.step("reinforce", batch(seed))
+    write_trainer(whole, tmp_path)
+    resumed = Trainer(load_model(folder, dtype))
+    restore_weights(resumed, tmp_path)
+    begin(resumed, optimiser, kl_weight)
+    restore_stage(resumed, tmp_path)
+    for seed in range(3, 6):
+        assert resumed.step("reinforce", batch(seed)) == whole.step("reinforce", batch(seed))
+    for trainer in (whole, resumed):
+        assert trainer.steps == 6
+    mine, theirs = (dict(trainer.model.named_parameters()) for trainer in (resumed, whole))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.masters.parameters, whole.masters.parameters, strict=True))
+
+
+def test_without_its_optimisers_state_it_would_go_on_differently(folder: Path, tmp_path: Path) -> None:
+    """The comparison above can fail."""
+    whole = Trainer(load_model(folder, "float32"))
+    begin(whole, "adamw", 0.0)
+    for seed in range(3):
+        whole.step("reinforce", batch(seed))
+    write_trainer(whole, tmp_path)
+    forgetful = Trainer(load_model(folder, "float32"))
+    restore_weights(forgetful, tmp_path)
+    begin(forgetful, "adamw", 0.0)
+    for trainer in (whole, forgetful):
+        trainer.step("reinforce", batch(3))
+    mine, theirs = (dict(trainer.model.named_parameters()) for trainer in (forgetful, whole))
+    assert not all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_the_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    from tests.actors.learning.samples import small_model
+
+    write_trainer(Trainer(small_model(layers=1)), tmp_path)
+    with pytest.raises(ValueError, match="another model"):
+        restore_weights(Trainer(load_model(folder, "float32")), tmp_path)
