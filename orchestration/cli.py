@@ -146,6 +146,10 @@ def simulate(
     calibration: Annotated[
         Path | None, typer.Option(help="What `greenroom calibrate` has written; by default the recipe's cost model.")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="What `greenroom bench tools --json` printed: says how many environment cores are needed."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
     workload: Annotated[
         Path | None,
@@ -168,6 +172,7 @@ def simulate(
     """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
     from orchestration import simulate as simulation
     from orchestration.archived_workload import workload_for
+    from orchestration.environment_sizing import service_times
     from orchestration.simulation import rehearse
     from orchestration.simulation_page import write_page
 
@@ -180,13 +185,18 @@ def simulate(
     if events is not None:
         simulation.print_events(chosen[0], events)
         return
+    service = None if tools is None else service_times(tools)
     found = [rehearse(setting) for setting in chosen]
+    sizing = None if service is None else simulation.environment_cores(loaded, service, found[0])
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:
-        print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))
+        cores = {} if sizing is None else {"environment_cores": sizing.model_dump()}
+        print(json.dumps(simulation.as_dict(loaded, name, found) | cores | {"page": str(path)}))
         return
     out = Console()
     simulation.show(loaded, name, found, out)
+    if sizing is not None:
+        simulation.show_cores(sizing, out)
     out.print(f"page: {path}")
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from actors.system.trace import EnoughTraced
 from orchestration.calibrate import load_calibration
+from orchestration.environment_sizing import Sizing, size
 from orchestration.progress import format_seconds
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulation import Rehearsal, Setting, rehearse
@@ -183,6 +184,30 @@ def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) 
     table.add_row("simulated in", *[f"{each.wall_seconds:.1f} s" for each in rehearsals])
     table.add_row("trace", *[each.trace_hash[:12] for each in rehearsals])
     out.print(table)
+
+
+def environment_cores(recipe: Recipe, service: dict[str, float], rehearsal: Rehearsal) -> Sizing:
+    """The environment cores that the recipe needs, a rehearsed step's calls coming evenly over its rollouts.
+
+    Raises `RecipeError` if the step makes no calls, or no number of cores is enough.
+    """
+    calls = rehearsal.figures["tool_calls"]
+    if not calls:
+        raise RecipeError("--tools: the rehearsed step makes no tool calls, so that no environment is needed")
+    seconds = rehearsal.figures["makespan_s"] * rehearsal.figures["steps"]
+    return size(service, environments=recipe.environments.count, calls_per_s=calls / seconds)
+
+
+def show_cores(sizing: Sizing, out: Console) -> None:
+    """The cores that environments need."""
+    kinds = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in sizing.core_seconds.items())
+    out.print(f"environment cores for a mean of {sizing.goal_s:g} s per call ({kinds}, equally often):")
+    for what, need in (("all at once", sizing.burst), (f"{sizing.steady.calls_per_s:,.1f} a second", sizing.steady)):
+        latency = need.latency
+        out.print(
+            f"  {need.calls:,} calls, {what}: {need.cores:,} cores "
+            f"(mean {latency.mean_s:.3f} s, 99% within {latency.p99_s:.3f} s)"
+        )
 
 
 def page_path(folder: Path, recipe: Recipe, stage: str) -> Path:

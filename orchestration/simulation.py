@@ -256,6 +256,7 @@ class _Run:
             "queue_wait_mean_s": sum(waits) / len(waits) if waits else 0.0,
             "queue_wait_p99_s": quantile(waits, 0.99),
             "tail_share": self._tail(makespan) if n == 1 else 0.0,
+            "steps": float(n),
             "tool_calls": float(len(calls)),
             "tool_latency_mean_s": sum(calls) / len(calls) if calls else 0.0,
             "tool_latency_p99_s": quantile(calls, 0.99),
