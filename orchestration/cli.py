@@ -184,7 +184,18 @@ def simulate(
     calibration: Annotated[
         Path | None, typer.Option(help="What `greenroom calibrate` has written; by default the recipe's cost model.")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="What `greenroom bench tools --json` printed: says how many environment cores are needed."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(metavar="ARCHIVE", help="Stored rollouts (a run's folder) to take lengths, turns and calls from."),
+    ] = None,
+    workload_stage: Annotated[
+        str | None, typer.Option(help="Which of the archive's stages; by default the one of the same name.")
+    ] = None,
     stage: Stage = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 1,
     explore: Annotated[
@@ -198,22 +209,32 @@ def simulate(
 ) -> None:
     """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
     from orchestration import simulate as simulation
+    from orchestration.archived_workload import workload_for
+    from orchestration.environment_sizing import service_times
+    from orchestration.simulation import rehearse
     from orchestration.simulation_page import write_page
 
     loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
     loaded = simulation.calibrated(loaded, calibration)
     name = stage or simulation.first_stage(loaded)
     names = simulation.chosen_strategies(strategies, loaded)
+    script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
+    chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     if events is not None:
-        simulation.print_events(loaded, name, names[0], steps, explore, events)
+        simulation.print_events(chosen[0], events)
         return
-    found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
+    service = None if tools is None else service_times(tools)
+    found = [rehearse(setting) for setting in chosen]
+    sizing = None if service is None else simulation.environment_cores(loaded, service, found[0])
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:
-        print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))
+        cores = {} if sizing is None else {"environment_cores": sizing.model_dump()}
+        print(json.dumps(simulation.as_dict(loaded, name, found) | cores | {"page": str(path)}))
         return
     out = Console()
     simulation.show(loaded, name, found, out)
+    if sizing is not None:
+        simulation.show_cores(sizing, out)
     out.print(f"page: {path}")
 
 

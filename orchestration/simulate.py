@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,10 +13,12 @@ from rich.table import Table
 
 from actors.system.trace import EnoughTraced
 from orchestration.calibrate import load_calibration
+from orchestration.environment_sizing import Sizing, size
 from orchestration.progress import format_seconds
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulation import Rehearsal, Setting, rehearse
 from policies.balancing import StrategyName
+from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -76,35 +79,35 @@ def calibrated(recipe: Recipe, path: Path | None) -> Recipe:
     return recipe.model_copy(update={"simulation": recipe.simulation.model_copy(update={"cost": cost})})
 
 
-def simulate(recipe: Recipe, *, stage: str, strategies: list[str], steps: int, explore: int | None) -> list[Rehearsal]:
-    """Rehearse a stage under each strategy. Raises what `rehearse` raises."""
-    found = []
+def settings(
+    recipe: Recipe,
+    *,
+    stage: str,
+    strategies: list[str],
+    steps: int,
+    explore: int | None,
+    workload: Script | None = None,
+) -> list[Setting]:
+    """What to rehearse: a stage under each strategy; `workload` takes the place of the recipe's own."""
+    made = []
     for name in strategies:
         balancer = recipe.balancer.model_copy(update={"strategy": name})
-        found.append(rehearse(Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, explore=explore)))
-    return found
+        made.append(
+            Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, explore=explore, workload=workload)
+        )
+    return made
 
 
-def print_events(recipe: Recipe, stage: str, strategy: str, steps: int, explore: int | None, events: str) -> None:
+def print_events(setting: Setting, events: str) -> None:
     """Repeat a run up to an event and print the trace from another one on. Raises `RecipeError` for a bad range."""
     first, _, last = events.partition(":")
     try:
         first_event, last_event = int(first), int(last) if last else None
     except ValueError:
         raise RecipeError(f"--events {events!r}: give FIRST:LAST, two numbers, or FIRST: for all that follow") from None
-    balancer = recipe.balancer.model_copy(update={"strategy": strategy})
-    setting = Setting(
-        recipe=recipe,
-        stage=stage,
-        steps=steps,
-        balancer=balancer,
-        explore=explore,
-        first_event=first_event,
-        last_event=last_event,
-        show=print,
-    )
+    repeated = replace(setting, first_event=first_event, last_event=last_event, show=print)
     with contextlib.suppress(EnoughTraced):
-        rehearse(setting)
+        rehearse(repeated)
 
 
 def as_dict(recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> dict[str, Any]:
@@ -181,6 +184,30 @@ def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) 
     table.add_row("simulated in", *[f"{each.wall_seconds:.1f} s" for each in rehearsals])
     table.add_row("trace", *[each.trace_hash[:12] for each in rehearsals])
     out.print(table)
+
+
+def environment_cores(recipe: Recipe, service: dict[str, float], rehearsal: Rehearsal) -> Sizing:
+    """The environment cores that the recipe needs, a rehearsed step's calls coming evenly over its rollouts.
+
+    Raises `RecipeError` if the step makes no calls, or no number of cores is enough.
+    """
+    calls = rehearsal.figures["tool_calls"]
+    if not calls:
+        raise RecipeError("--tools: the rehearsed step makes no tool calls, so that no environment is needed")
+    seconds = rehearsal.figures["makespan_s"] * rehearsal.figures["steps"]
+    return size(service, environments=recipe.environments.count, calls_per_s=calls / seconds)
+
+
+def show_cores(sizing: Sizing, out: Console) -> None:
+    """The cores that environments need."""
+    kinds = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in sizing.core_seconds.items())
+    out.print(f"environment cores for a mean of {sizing.goal_s:g} s per call ({kinds}, equally often):")
+    for what, need in (("all at once", sizing.burst), (f"{sizing.steady.calls_per_s:,.1f} a second", sizing.steady)):
+        latency = need.latency
+        out.print(
+            f"  {need.calls:,} calls, {what}: {need.cores:,} cores "
+            f"(mean {latency.mean_s:.3f} s, 99% within {latency.p99_s:.3f} s)"
+        )
 
 
 def page_path(folder: Path, recipe: Recipe, stage: str) -> Path:

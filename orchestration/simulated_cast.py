@@ -13,6 +13,7 @@ from orchestration.recipe import Recipe, RecipeError
 from orchestration.resume import Beginning
 from policies.balancing import BalancerOptions
 from policies.batching_records import BatchingLimits
+from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 from policies.trajectory import UNTRAINED
 from policies.workloads import PROFILES, Workload, WorkloadOptions
@@ -61,6 +62,7 @@ def simulated_cast(
     folder: Path,
     restarts: int = 0,
     beginning: Beginning | None = None,
+    workload: Script | None = None,
 ) -> Cast:
     """The cast of a simulation.
 
@@ -69,8 +71,9 @@ def simulated_cast(
         folder: where the archive is written, and checkpoints if the run keeps any.
         restarts: how often environments, generators and rollout actors are restarted after a death.
         beginning: what the run goes on from; None for one that keeps no checkpoints.
+        workload: what models say; None: what the recipe says that they do.
     """
-    workload, engine = workload_of(recipe), engine_of(recipe)
+    workload, engine = workload or workload_of(recipe), engine_of(recipe)
     # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
     cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
     version = UNTRAINED if beginning is None else beginning.version

@@ -2,7 +2,8 @@
 
 A generator's demand is looked at along its rollouts' future: after each bucket of growth, how many of them will still
 be there, and how much KV will they hold? A rollout is admitted while the highest point of that curve (mean plus
-`sigmas` standard deviations) stays within the budget. Rollouts are sticky: KV never moves.
+a margin of `sigmas` standard deviations) stays within the budget; the margin shrinks with the queue, since the last
+ones in it would end up alone in the tail, which costs more than a few preemptions. Rollouts are sticky: KV never moves.
 
 Rollouts tell their lengths at the ends of turns, and a turn may be most of a rollout. In between, they are taken to
 have grown as fast as turns on their generator have lately.
@@ -11,7 +12,7 @@ Order: one rollout of each group first (probes), then groups by the longest roll
 so that long ones do not end up alone in the tail; every `OLDEST_EVERY`-th grant goes to whoever has waited longest.
 
 Invariants, beside those of `policies.balancing`:
-- when a lease is granted, the generator's predicted peak is within its budget, or the lease is its only one;
+- when a lease is granted, the generator's expected peak is within its budget, or the lease is its only one;
 - nobody waits beside an idle generator;
 - a wish is overtaken by at most `OLDEST_EVERY` later ones for each wish that stands before it.
 """
@@ -28,6 +29,8 @@ from policies.lease_books import GeneratorBooks, LeaseBooks
 from policies.length_prediction import BUCKETS, LengthPrediction
 
 OLDEST_EVERY = 8
+FULL_MARGIN_FROM = 0.5
+"""Rollouts that wait for each one that runs: with fewer, the margin shrinks in proportion."""
 REFRESH_EVERY = 64
 """Ends of rollouts after which predictions are made anew; sooner while few have been seen."""
 
@@ -44,6 +47,10 @@ class _Demand:
         """Tokens a second by which a rollout grows."""
         self.time = 0.0
         """When it was last looked at how far rollouts may have come."""
+
+    def expected_peak(self) -> float:
+        """The highest point of the mean."""
+        return _peak(self.mean, self.variance, 0.0)
 
 
 class _Session:
@@ -224,7 +231,7 @@ class Predictive(LeaseBooks):
 
     def loads(self) -> tuple[Load, ...]:
         return tuple(
-            load.model_copy(update={"promised": round(self._demands[load.capacity.generator].peak)})
+            load.model_copy(update={"promised": round(self._demands[load.capacity.generator].expected_peak())})
             for load in super().loads()
         )
 
@@ -242,7 +249,16 @@ class Predictive(LeaseBooks):
         demand, bucket = self._demands[best.name], self._bucket_of(wish.prompt_tokens)
         mean = demand.mean + self._prediction.mean[bucket]
         variance = demand.variance + self._prediction.variance[bucket]
-        return best if _peak(mean, variance, self.options.sigmas) <= best.budget else None
+        return best if _peak(mean, variance, self._sigmas()) <= best.budget else None
+
+    def _sigmas(self) -> float:
+        """The margin for those who wait now.
+
+        Holding rollouts back costs nothing while others keep the engines full, but the last ones in the queue would
+        end up alone in the tail, and that costs more than a few preemptions.
+        """
+        behind = len(self._waiting) / max(1, len(self._leases))
+        return self.options.sigmas * min(1.0, behind / FULL_MARGIN_FROM)
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
         lease = super().grant(wish, books)

@@ -23,10 +23,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from env.tool_call import ToolCall
+from env.tool_call import Limits, ToolCall
 from policies.dialogue import Dialogue, DialogueLimits, Turn
 from policies.options import Options
-from policies.scripted import CountedTokens, ScriptedCall, ScriptedTurn
+from policies.scripted import CountedTokens, Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall
 from policies.trajectory import CallRecord, Problem, Verdict, WeightsVersion
@@ -116,20 +116,6 @@ PROFILES: dict[str, WorkloadOptions] = {
 """The stages of the paper, as they are at their ends."""
 
 ProfileName = Literal["rstar2-stage-1", "rstar2-stage-2", "rstar2-stage-3"]
-
-
-class Rollout(NamedTuple):
-    """All that one rollout would say."""
-
-    prompt_tokens: int
-    turns: tuple[ScriptedTurn, ...]
-    """The last one makes no calls."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole sequence, if nothing stops it."""
-        said = sum(turn.n_tokens + sum(call.response_tokens for call in turn.calls) for turn in self.turns)
-        return self.prompt_tokens + said
 
 
 class Workload(Options):
@@ -231,7 +217,7 @@ def _poisson(mean: float, rng: Random) -> int:
 class ScriptedDialogue(Dialogue):
     """A dialogue that reads scripts instead of text; its rules are those of every dialogue."""
 
-    def __init__(self, *, id: str, group: str, workload: Workload, problem: Problem, limits: DialogueLimits) -> None:
+    def __init__(self, *, id: str, group: str, workload: Script, problem: Problem, limits: DialogueLimits) -> None:
         prompt = workload.rollout(id).prompt_tokens
         self._counted = CountedTokens(group, prompt, id, turns=0, length=prompt)
         self._said = ScriptedTurn(0)
@@ -253,15 +239,25 @@ class ScriptedDialogue(Dialogue):
         return self._counted._replace(skip=before)
 
     def _read(self, ids: PackedIds) -> Turn:
-        calls = []
-        for index in range(len(self._said.calls)):
-            name = f"{self.id}/{self.turns - 1}/{index}"
-            call = ToolCall(id=name, code="", limits=self._limits.call)
-            calls.append(RequestedCall(call=call))
-        return Turn(ended=self._ended, calls=calls, answer_tags=int(self._ended and not calls))
+        return read_scripted(self._said, self._ended, f"{self.id}/{self.turns - 1}", self._limits.call)
 
     def _respond(self, records: Sequence[CallRecord]) -> PackedIds:
         return self._grow(sum(call.response_tokens for call in self._said.calls))
 
     def _judge(self) -> Verdict:
-        return Verdict(correct=self._said.correct, reason="right" if self._said.correct else "wrong")
+        return verdict_of(self._said)
+
+
+def read_scripted(said: ScriptedTurn, ended: bool, prefix: str, limits: Limits) -> Turn:
+    """What a dialogue reads of a scripted turn; its calls are `prefix/0`, `prefix/1`, ..."""
+    calls = []
+    for index, scripted in enumerate(said.calls):
+        call = ToolCall(id=f"{prefix}/{index}", code="", limits=limits)
+        refusal = "malformed, says the script" if scripted.status == "invalid_call" else ""
+        calls.append(RequestedCall(call=call, refusal=refusal))
+    return Turn(ended=ended, calls=calls, answer_tags=int(ended and not calls))
+
+
+def verdict_of(said: ScriptedTurn) -> Verdict:
+    """Whether the answer of a scripted turn is right."""
+    return Verdict(correct=said.correct, reason="right" if said.correct else "wrong")

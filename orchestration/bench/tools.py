@@ -56,6 +56,8 @@ class KindFigures(BaseModel):
     """`ours_per_s / spawn_per_s`."""
     ours_calls: int
     spawn_calls: int
+    core_seconds: float
+    """Seconds of one core that a call of ours takes, all that keeps it apart included: cores / `ours_per_s`."""
 
 
 class ToolFigures(BaseModel):
@@ -176,6 +178,7 @@ async def _compare(
         ratio=ours_per_s / spawn_per_s,
         ours_calls=calls["ours"],
         spawn_calls=calls["spawn"],
+        core_seconds=(os.cpu_count() or 1) / ours_per_s,
     )
 
 

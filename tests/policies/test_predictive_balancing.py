@@ -78,6 +78,18 @@ def test_what_is_let_in_rarely_outgrows_the_cache() -> None:
     assert count > 2 * worst_case and over <= 10
 
 
+def test_the_last_of_the_queue_are_let_in_with_a_smaller_margin() -> None:
+    rng = random.Random(2)
+    lengths = [min(LONGEST - 1, round(rng.lognormvariate(7.3, 0.8))) + PROMPT for _ in range(2000)]
+    crowded, nearly_done = predictive(sigmas=4.0), predictive(sigmas=4.0)
+    show(crowded, lengths)
+    show(nearly_done, lengths)
+    count = admitted(crowded, wishes=500)
+    assert admitted(nearly_done, wishes=count + 4) == count + 4
+    (load,) = nearly_done.loads()
+    assert load.promised <= 64_000, "what is expected still fits"
+
+
 def test_rollouts_that_still_run_count_as_far_as_they_have_come() -> None:
     """Half of the rollouts are long, and so far only short ones have ended: an estimate from ends sees no long one."""
     lengths = LengthPrediction(LONGEST)

@@ -1,0 +1,317 @@
+"""Does the simulator predict how long real rollouts take on real vLLM, and which strategy is faster?
+
+    python -m benchmarks.fidelity calibrate FOLDER              # two engines at once, each on its core
+    python -m benchmarks.fidelity run FOLDER --workload long    # for real: the Ray stage, two engines, small KV
+    python -m benchmarks.fidelity run FOLDER --workload short
+    python -m benchmarks.fidelity compare FOLDER                # simulates the same, and prints both
+
+Both sides run the same function with the same actors (`benchmarks.forced_rollouts`): sampler, rollout actors, balancer,
+generators, environment, archive. Real are the stage, the clock and vLLM; the interpreters of both are simulated ones
+that sleep. The engines' cost model was fitted to other work: requests that enter together, one turn each.
+
+A round plays the workload once under every strategy; rounds repeat, so that a slow minute of the machine hits all.
+
+The engines are pinned to cores, and on a machine with no more cores than engines all other actors run on the same ones.
+What that costs no engine can be asked. So before the rounds another workload (`calibration`) is played under one
+strategy, and the predicted cost of a step is scaled by one factor, with which this workload takes as long as it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from actors.archive import ArchiveActor
+from actors.balancer import BalancerActor
+from actors.engines.simulated_engine import SimulatedOptions
+from actors.engines.vllm_engine import VllmOptions
+from actors.environment import EnvironmentActor
+from actors.generator import GeneratorActor
+from actors.messages import DescribeGenerator, GeneratorStatus, JoinGenerator
+from actors.rollout import RolloutActor
+from actors.sampling import Sampler
+from actors.system.actor import ActorRef
+from actors.system.ray_stage import RayStage
+from actors.system.stage import Part, Stage
+from actors.system.virtual_loop import run_virtual
+from actors.system.virtual_stage import VirtualStage
+from actors.tokenizer import PromptOptions
+from benchmarks.forced_rollouts import ForcedRolloutActor, PinnedGeneratorActor, RepeatedWorkload, pin
+from orchestration.calibrate import Calibration, calibrate, load_calibration
+from orchestration.cast import OFFLINE, QUIET_ENGINE
+from orchestration.recipe import ModelSettings, ScratchModel
+from orchestration.tiny_model import write_scratch_model
+from policies.balancing import BalancerOptions
+from policies.dialogue import DialogueLimits
+from policies.step_cost import StepCost
+from policies.trajectory import Problem
+from policies.workloads import Workload, WorkloadOptions
+
+ENGINES = 2
+LONGEST = 512
+MODEL = ScratchModel(hidden=384, layers=6, heads=6, kv_heads=6, intermediate=1152, max_tokens=LONGEST)
+ENGINE = VllmOptions(dtype="float32", max_sequence_tokens=LONGEST, max_running=32, kv_tokens=2560)
+"""KV for five rollouts of the greatest length on each engine."""
+CALIBRATION = "calibration"
+WORKLOADS = {
+    CALIBRATION: WorkloadOptions(
+        prompt_tokens=50, longest=LONGEST, response_tokens=160, cut=0.04, turns=4, calls=2, tool_tokens=10,
+        call_seconds=0.15,
+    ),
+    "long": WorkloadOptions(
+        prompt_tokens=40, longest=LONGEST, response_tokens=210, cut=0.08, turns=5, tool_tokens=12, call_seconds=0.2
+    ),
+    "short": WorkloadOptions(
+        prompt_tokens=60, longest=LONGEST, response_tokens=110, cut=0.02, turns=8, calls=4, tool_tokens=8,
+        call_seconds=0.1, alike=0.7,
+    ),
+}  # fmt: skip
+GROUPS = {CALIBRATION: 4, "long": 5, "short": 6}
+SAMPLES = 8
+STRATEGIES = ("static", "worst_case", "round_robin", "predictive")
+ROUNDS, CALIBRATION_ROUNDS = 5, 3
+LIMITS = DialogueLimits(max_tokens=LONGEST, max_turns=8, max_turn_tokens=LONGEST)
+ALLOWED = 0.10
+"""Relative error of a predicted makespan; more is allowed if repeats of the real one differ by more than half of it."""
+
+
+# --- what is run, on either stage ------------------------------------------------------------------
+
+
+SCRIPT = RepeatedWorkload(Workload(seed=1, stages=WORKLOADS))
+
+
+def parts(name: str, folder: str, rollouts: tuple[type[RolloutActor], dict[str, Any]]) -> list[Part]:
+    """All actors but the generators: a balancer and a rollout actor for each strategy, which share the engines."""
+    actor, arguments = rollouts
+    made = [
+        Part(name="archive", actor=ArchiveActor, arguments={"folder": folder}),
+        Part(name="environment", actor=EnvironmentActor, arguments={"workload": SCRIPT, "workers": 64}),
+    ]
+    for strategy in STRATEGIES:
+        options = BalancerOptions(strategy=strategy, batch=GROUPS[name] * SAMPLES // ENGINES)
+        made.append(Part(name=f"balancer-{strategy}", actor=BalancerActor, arguments={"options": options}))
+        made.append(
+            Part(
+                name=f"rollout-{strategy}",
+                actor=actor,
+                arguments={
+                    "prompt": PromptOptions(),
+                    "run_seed": 0,
+                    "balancer": ActorRef(f"balancer-{strategy}"),
+                    "environments": [ActorRef("environment")],
+                    "archive": ActorRef("archive"),
+                    "workload": SCRIPT,
+                    **arguments,
+                },
+                environment=OFFLINE,
+            )
+        )
+    return made
+
+
+async def play(
+    stage: Stage, name: str, made: Sequence[Part], generators: Sequence[Part], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds `[round]` of the calibration workload and of each strategy, and the engines' KV tokens."""
+    await stage.spawn(*made)
+    engines = await stage.spawn(*generators)
+    for engine in engines:
+        status: GeneratorStatus = await stage.port.ask(engine, DescribeGenerator(), 60)
+        for strategy in STRATEGIES[1:]:  # to the first one's balancer they announce themselves
+            await stage.port.ask(ActorRef(f"balancer-{strategy}"), JoinGenerator(capacity=status.capacity), 60)
+    step = 0
+
+    async def seconds_of(workload: str, strategy: str) -> float:
+        nonlocal step
+        step += 1  # prompts of their own for each repeat
+        problems = [Problem(id=str(index), question="", gold="") for index in range(GROUPS[workload])]
+        began = stage.port.clock.now_ns()
+        sampled = await Sampler(stage.port, [ActorRef(f"rollout-{strategy}")]).sample(
+            problems, SAMPLES, stage=workload, step=step, limits=LIMITS, temperature=1.0
+        )
+        assert not sampled.dropped, sampled.dropped
+        seconds = (stage.port.clock.now_ns() - began) / 1e9
+        say(f"{workload}, {strategy}: {seconds:.2f} s")
+        return seconds
+
+    calibration = [await seconds_of(CALIBRATION, STRATEGIES[-1]) for _ in range(CALIBRATION_ROUNDS + 1)]
+    seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    for _ in range(ROUNDS):
+        for strategy in STRATEGIES:
+            seconds[strategy].append(await seconds_of(name, strategy))
+    return {"calibration": calibration[1:], "seconds": seconds, "kv_tokens": status.capacity.kv_tokens}
+
+
+# --- for real --------------------------------------------------------------------------------------
+
+
+def model_in(folder: Path) -> Path:
+    """The model, written at the first call."""
+    model = folder / "model"
+    if not (model / "config.json").exists():
+        write_scratch_model(ModelSettings(scratch=MODEL), 0, model)
+    return model
+
+
+async def run_for_real(folder: Path, name: str) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    model = model_in(folder)
+    vocabulary = AutoConfig.from_pretrained(str(model)).vocab_size
+    generators = [
+        Part(
+            name=f"generator-{core}",
+            actor=PinnedGeneratorActor,
+            arguments={
+                "core": core, "model": str(model), "options": ENGINE, "balancer": ActorRef(f"balancer-{STRATEGIES[0]}")
+            },
+            environment=QUIET_ENGINE,
+        )
+        for core in range(ENGINES)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as archive:
+        made = parts(name, archive, (ForcedRolloutActor, {"vocabulary": vocabulary}))
+        async with RayStage(seed=0, name="fidelity", log_dir=folder / "logs") as stage:
+            return await play(stage, name, made, generators, lambda text: print(text, flush=True))
+
+
+# --- as predicted ----------------------------------------------------------------------------------
+
+
+def predict(name: str, engines: Sequence[SimulatedOptions]) -> dict[str, Any]:
+    """As `play`, in virtual time."""
+    generators = [
+        Part(
+            name=f"generator-{index}",
+            actor=GeneratorActor,
+            arguments={
+                "model": "",
+                "options": options,
+                "balancer": ActorRef(f"balancer-{STRATEGIES[0]}"),
+                "script": SCRIPT,
+            },
+        )
+        for index, options in enumerate(engines)
+    ]
+
+    async def played(archive: str) -> dict[str, Any]:
+        async with VirtualStage(seed=0) as stage:
+            made = parts(name, archive, (RolloutActor, {"model": None}))
+            return await play(stage, name, made, generators, lambda _: None)
+
+    with tempfile.TemporaryDirectory() as archive:
+        return run_virtual(played(archive))
+
+
+def scaled(calibrations: Sequence[Calibration], factor: float, kv_tokens: int) -> list[SimulatedOptions]:
+    """The engines with steps that take `factor` times as long, and the KV that the real ones had."""
+    made = []
+    for calibration in calibrations:
+        cost = StepCost(**{name: factor * value for name, value in calibration.cost.model_dump().items()})
+        limits = calibration.limits.model_copy(update={"kv_blocks": kv_tokens // calibration.limits.block_tokens})
+        made.append(calibration.options().model_copy(update={"cost": cost, "limits": limits}))
+    return made
+
+
+# --- calibration -----------------------------------------------------------------------------------
+
+
+def calibrate_one(folder: Path, core: int, say: Callable[[str], None]) -> None:
+    """In a process of its own: measure the engine on a core."""
+    pin(core)
+    os.environ.update(QUIET_ENGINE)
+    found = asyncio.run(calibrate(model=model_in(folder), options=ENGINE, threads=1, repeats=3, seed=core, say=say))
+    (folder / f"calibration-{core}.json").write_text(found.model_dump_json(indent=2))
+
+
+def calibrate_all(folder: Path) -> None:
+    """All engines at the same time, as they will run: they share the memory's bandwidth."""
+    model_in(folder)
+    command = [sys.executable, "-m", "benchmarks.fidelity", "calibrate", str(folder), "--core"]
+    running = [subprocess.Popen([*command, str(core)]) for core in range(ENGINES)]
+    if any([process.wait() for process in running]):
+        raise SystemExit("a calibration failed; see above")
+
+
+# --- side by side ----------------------------------------------------------------------------------
+
+
+def compare(folder: Path, name: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
+    """Real and predicted makespans of one workload."""
+    real = json.loads((folder / f"real-{name}.json").read_text())
+    alone = predict(name, scaled(calibrations, 1.0, real["kv_tokens"]))
+    factor = median(real["calibration"]) / median(alone["calibration"])
+    predicted = predict(name, scaled(calibrations, factor, real["kv_tokens"]))
+    rows = {}
+    for strategy in STRATEGIES:
+        times = real["seconds"][strategy]
+        measured, expected = median(times), median(predicted["seconds"][strategy])
+        spread = (max(times) - min(times)) / measured
+        allowed = max(ALLOWED, 2 * spread)
+        error = expected / measured - 1
+        rows[strategy] = {
+            "measured_s": measured, "spread": spread, "predicted_s": expected, "error": error, "allowed": allowed,
+            "within": abs(error) <= allowed,
+        }  # fmt: skip
+    orders = {
+        side: sorted(STRATEGIES, key=lambda strategy: rows[strategy][f"{side}_s"]) for side in ("measured", "predicted")
+    }
+    ratios = {
+        strategy: {side: rows[strategy][f"{side}_s"] / rows["predictive"][f"{side}_s"] for side in orders}
+        for strategy in STRATEGIES
+    }
+    return {"workload": name, "factor": factor, "strategies": rows, "orders": orders, "ratios_to_predictive": ratios}
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"\n{found['workload']}: medians of {ROUNDS} runs; steps take {found['factor']:.3f} times as long as alone")
+    print("| strategy | measured | spread of repeats | predicted | error | allowed | measured / predictive |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for strategy, row in found["strategies"].items():
+        print(
+            f"| {strategy} | {row['measured_s']:.2f} s | {row['spread']:.1%} | {row['predicted_s']:.2f} s | "
+            f"{row['error']:+.1%} | {row['allowed']:.1%} | {found['ratios_to_predictive'][strategy]['measured']:.2f} |"
+        )
+    for side, order in found["orders"].items():
+        print(f"{side}: {' < '.join(order)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("calibrate", "run", "compare"))
+    parser.add_argument("folder", type=Path, help="Where the model, calibrations and times are kept.")
+    parser.add_argument("--workload", choices=tuple(WORKLOADS), default="long", help="run: which.")
+    parser.add_argument("--core", type=int, help="calibrate: only the engine of this core, in this process.")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    folder: Path = chosen.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    match chosen.what:
+        case "calibrate" if chosen.core is None:
+            calibrate_all(folder)
+        case "calibrate":
+            calibrate_one(folder, chosen.core, lambda text: print(f"core {chosen.core}: {text}", flush=True))
+        case "run":
+            found = asyncio.run(run_for_real(folder, chosen.workload))
+            (folder / f"real-{chosen.workload}.json").write_text(json.dumps(found))
+            print(json.dumps(found))
+        case "compare":
+            calibrations = [load_calibration(folder / f"calibration-{core}.json") for core in range(ENGINES)]
+            for name in WORKLOADS:
+                if name != CALIBRATION and (folder / f"real-{name}.json").exists():
+                    found = compare(folder, name, calibrations)
+                    print(json.dumps(found)) if chosen.json else show(found)
+
+
+if __name__ == "__main__":
+    main()
