@@ -35,7 +35,7 @@ from orchestration.metrics import MetricsSink, wilson_interval
 from orchestration.progress import Progress
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
-from orchestration.run_folder import write_json, write_recipe
+from orchestration.run_folder import write_json, write_recipe, write_sandbox_versions
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
@@ -82,6 +82,7 @@ class Training:
         """Train. Returns the summary, which is in summary.json too; raises what ended the run early."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_recipe(self._recipe, self._folder)
+        write_sandbox_versions(self._folder)
         try:
             await self._train()
             self._summary["finished"] = True
