@@ -40,7 +40,7 @@ from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER
-from policies.workloads import Workload
+from policies.scripted import Script
 
 RECENT_RESULTS = 4096
 RECENT_CHARACTERS = 32 << 20
@@ -86,7 +86,7 @@ class EnvironmentActor(Actor):
         preloaded: Sequence[str] = preload.LIBRARIES,
         recycle_after: int = RECYCLE_AFTER,
         faults: FaultPlan | None = None,
-        workload: Workload | None = None,
+        workload: Script | None = None,
     ) -> None:
         """`limits` are the most that a call gets.
 
@@ -133,7 +133,7 @@ class EnvironmentActor(Actor):
             recycle_after=self._recycle_after,
         )
 
-    def _simulated(self, workload: Workload) -> SimulatedInterpreters:
+    def _simulated(self, workload: Script) -> SimulatedInterpreters:
         self._cores = self._workers  # nothing is gained by looking at this machine's cores
         return SimulatedInterpreters(workload, self._workers, self.port.clock)
 

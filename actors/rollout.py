@@ -35,8 +35,9 @@ from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
 from policies.balancing import Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
+from policies.scripted import Script
 from policies.trajectory import Trajectory, Verdict
-from policies.workloads import ScriptedDialogue, Workload
+from policies.workloads import ScriptedDialogue
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class RolloutActor(Watched):
         balancer: ActorRef,
         environments: list[ActorRef],
         archive: ActorRef,
-        workload: Workload | None = None,
+        workload: Script | None = None,
     ) -> None:
         assert (model is None) != (workload is None), "dialogues have text or a script"
         self._workload = workload

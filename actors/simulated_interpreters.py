@@ -12,13 +12,13 @@ from typing import cast
 from actors.system.clock import Clock
 from env.isolation import SandboxDescription
 from env.tool_call import Status, ToolCall, ToolResult
-from policies.workloads import Workload
+from policies.scripted import Script
 
 
 class SimulatedInterpreters:
     """`workers` interpreters that spend modelled time."""
 
-    def __init__(self, workload: Workload, workers: int, clock: Clock) -> None:
+    def __init__(self, workload: Script, workers: int, clock: Clock) -> None:
         self._workload, self._clock = workload, clock
         self._free = asyncio.Semaphore(workers)
 

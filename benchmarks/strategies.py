@@ -25,8 +25,9 @@ from policies.balancing import BalancerOptions, Capacity, Strategy, Wish
 from policies.balancing_strategies import make_strategy
 from policies.batching_records import BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
+from policies.scripted import Rollout
 from policies.step_cost import StepCost, StepWork
-from policies.workloads import PROFILES, Rollout, Workload
+from policies.workloads import PROFILES, Workload
 
 KV_TOKENS = {"tight": 210_000, "middling": 400_000, "loose": 750_000}
 """Per engine; the sizes of the study in the scheduling literature that these are to be compared with."""

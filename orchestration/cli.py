@@ -149,6 +149,13 @@ def simulate(
         Path | None, typer.Option(help="What `greenroom calibrate` has written; by default the recipe's cost model.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Engines, one on each GPU; by default as in the recipe.")] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(metavar="ARCHIVE", help="Stored rollouts (a run's folder) to take lengths, turns and calls from."),
+    ] = None,
+    workload_stage: Annotated[
+        str | None, typer.Option(help="Which of the archive's stages; by default the one of the same name.")
+    ] = None,
     stage: Stage = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 1,
     explore: Annotated[
@@ -162,16 +169,20 @@ def simulate(
 ) -> None:
     """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
     from orchestration import simulate as simulation
+    from orchestration.archived_workload import workload_for
+    from orchestration.simulation import rehearse
     from orchestration.simulation_page import write_page
 
     loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
     loaded = simulation.calibrated(loaded, calibration)
     name = stage or simulation.first_stage(loaded)
     names = simulation.chosen_strategies(strategies, loaded)
+    script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
+    chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     if events is not None:
-        simulation.print_events(loaded, name, names[0], steps, explore, events)
+        simulation.print_events(chosen[0], events)
         return
-    found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
+    found = [rehearse(setting) for setting in chosen]
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:
         print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))

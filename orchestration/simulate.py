@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from orchestration.progress import format_seconds
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulation import Rehearsal, Setting, rehearse
 from policies.balancing import StrategyName
+from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -76,35 +78,35 @@ def calibrated(recipe: Recipe, path: Path | None) -> Recipe:
     return recipe.model_copy(update={"simulation": recipe.simulation.model_copy(update={"cost": cost})})
 
 
-def simulate(recipe: Recipe, *, stage: str, strategies: list[str], steps: int, explore: int | None) -> list[Rehearsal]:
-    """Rehearse a stage under each strategy. Raises what `rehearse` raises."""
-    found = []
+def settings(
+    recipe: Recipe,
+    *,
+    stage: str,
+    strategies: list[str],
+    steps: int,
+    explore: int | None,
+    workload: Script | None = None,
+) -> list[Setting]:
+    """What to rehearse: a stage under each strategy; `workload` takes the place of the recipe's own."""
+    made = []
     for name in strategies:
         balancer = recipe.balancer.model_copy(update={"strategy": name})
-        found.append(rehearse(Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, explore=explore)))
-    return found
+        made.append(
+            Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, explore=explore, workload=workload)
+        )
+    return made
 
 
-def print_events(recipe: Recipe, stage: str, strategy: str, steps: int, explore: int | None, events: str) -> None:
+def print_events(setting: Setting, events: str) -> None:
     """Repeat a run up to an event and print the trace from another one on. Raises `RecipeError` for a bad range."""
     first, _, last = events.partition(":")
     try:
         first_event, last_event = int(first), int(last) if last else None
     except ValueError:
         raise RecipeError(f"--events {events!r}: give FIRST:LAST, two numbers, or FIRST: for all that follow") from None
-    balancer = recipe.balancer.model_copy(update={"strategy": strategy})
-    setting = Setting(
-        recipe=recipe,
-        stage=stage,
-        steps=steps,
-        balancer=balancer,
-        explore=explore,
-        first_event=first_event,
-        last_event=last_event,
-        show=print,
-    )
+    repeated = replace(setting, first_event=first_event, last_event=last_event, show=print)
     with contextlib.suppress(EnoughTraced):
-        rehearse(setting)
+        rehearse(repeated)
 
 
 def as_dict(recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> dict[str, Any]:

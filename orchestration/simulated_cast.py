@@ -12,6 +12,7 @@ from orchestration.cast import Cast, cast_for
 from orchestration.recipe import Recipe, RecipeError
 from policies.balancing import BalancerOptions
 from policies.batching_records import BatchingLimits
+from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 from policies.workloads import PROFILES, Workload, WorkloadOptions
 
@@ -51,15 +52,18 @@ def engine_of(recipe: Recipe) -> SimulatedOptions:
     )
 
 
-def simulated_cast(recipe: Recipe, *, balancer: BalancerOptions, folder: Path, restarts: int = 0) -> Cast:
+def simulated_cast(
+    recipe: Recipe, *, balancer: BalancerOptions, folder: Path, restarts: int = 0, workload: Script | None = None
+) -> Cast:
     """The cast of a simulation.
 
     Args:
         balancer: the strategy to try.
         folder: where the archive is written.
         restarts: how often environments, generators and rollout actors are restarted after a death.
+        workload: what models say; None: what the recipe says that they do.
     """
-    workload, engine = workload_of(recipe), engine_of(recipe)
+    workload, engine = workload or workload_of(recipe), engine_of(recipe)
     # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
     cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
     return Cast(

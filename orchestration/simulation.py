@@ -27,6 +27,7 @@ from orchestration.simulated_cast import simulated_cast
 from policies.balancing import BalancerOptions, most_promised
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
+from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
@@ -70,6 +71,8 @@ class Setting:
     plan: ActorFaultPlan | None = None
     explore: int | None = None
     restarts: int = 0
+    workload: Script | None = None
+    """What models say; None: what the recipe says that they do."""
     contents: bool = False
     """Whether the trace hashes what messages say."""
     first_event: int = 1
@@ -79,13 +82,18 @@ class Setting:
 
     def options(self) -> ReinforcementOptions:
         """Of the stage. Raises `RecipeError` if it is not one of reinforcement."""
-        options = self.recipe.stages.get(self.stage)
-        if not isinstance(options, ReinforcementOptions):
-            known = [name for name, stage in self.recipe.stages.items() if isinstance(stage, ReinforcementOptions)]
-            raise RecipeError(
-                f"stage {self.stage!r} can't be simulated; stages of reinforcement are {', '.join(known) or 'none'}"
-            )
-        return options.model_copy(update={"steps": self.steps})
+        return stage_options(self.recipe, self.stage).model_copy(update={"steps": self.steps})
+
+
+def stage_options(recipe: Recipe, stage: str) -> ReinforcementOptions:
+    """The options of a stage that can be simulated. Raises `RecipeError` if it is not one of reinforcement."""
+    options = recipe.stages.get(stage)
+    if not isinstance(options, ReinforcementOptions):
+        known = [name for name, each in recipe.stages.items() if isinstance(each, ReinforcementOptions)]
+        raise RecipeError(
+            f"stage {stage!r} can't be simulated; stages of reinforcement are {', '.join(known) or 'none'}"
+        )
+    return options
 
 
 def rehearse(setting: Setting) -> Rehearsal:
@@ -139,7 +147,13 @@ class _Run:
                 wire_every=97,
             )
             async with stage:
-                cast = simulated_cast(recipe, balancer=setting.balancer, folder=Path(folder), restarts=setting.restarts)
+                cast = simulated_cast(
+                    recipe,
+                    balancer=setting.balancer,
+                    folder=Path(folder),
+                    restarts=setting.restarts,
+                    workload=setting.workload,
+                )
                 await enter(stage, cast)
                 invariants = Invariants(stage, cast, most_promised=most_promised(setting.balancer))
                 self._trace.observe(invariants)

@@ -51,9 +51,31 @@ class ScriptedTurn(NamedTuple):
     """Of a turn without calls: whether its answer is right."""
 
 
+class Rollout(NamedTuple):
+    """All that one rollout would say."""
+
+    prompt_tokens: int
+    turns: tuple[ScriptedTurn, ...]
+    """The last one makes no calls."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole sequence, if nothing stops it."""
+        said = sum(turn.n_tokens + sum(call.response_tokens for call in turn.calls) for turn in self.turns)
+        return self.prompt_tokens + said
+
+
 class Script(Protocol):
-    """Where turns come from: a profile, or a stored archive."""
+    """Where turns come from: a profile (`policies.workloads`), or a stored archive (`policies.recorded_workload`)."""
+
+    def rollout(self, sequence: str) -> Rollout:
+        """What the rollout `stage/step/problem/sample` would say; asking again gives the same."""
+        ...
 
     def turn(self, sequence: str, index: int) -> ScriptedTurn:
-        """Model turn `index` (from 0) of the rollout `sequence`; asking again gives the same turn."""
+        """Model turn `index` (from 0) of the rollout `sequence`."""
+        ...
+
+    def call(self, call_id: str) -> ScriptedCall:
+        """What comes of the call `ROLLOUT/TURN/INDEX`."""
         ...

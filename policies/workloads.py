@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from env.tool_call import ToolCall
 from policies.dialogue import Dialogue, DialogueLimits, Turn
 from policies.options import Options
-from policies.scripted import CountedTokens, ScriptedCall, ScriptedTurn
+from policies.scripted import CountedTokens, Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall
 from policies.trajectory import CallRecord, Problem, Verdict, WeightsVersion
@@ -116,20 +116,6 @@ PROFILES: dict[str, WorkloadOptions] = {
 """The stages of the paper, as they are at their ends."""
 
 ProfileName = Literal["rstar2-stage-1", "rstar2-stage-2", "rstar2-stage-3"]
-
-
-class Rollout(NamedTuple):
-    """All that one rollout would say."""
-
-    prompt_tokens: int
-    turns: tuple[ScriptedTurn, ...]
-    """The last one makes no calls."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole sequence, if nothing stops it."""
-        said = sum(turn.n_tokens + sum(call.response_tokens for call in turn.calls) for turn in self.turns)
-        return self.prompt_tokens + said
 
 
 class Workload(Options):
@@ -231,7 +217,7 @@ def _poisson(mean: float, rng: Random) -> int:
 class ScriptedDialogue(Dialogue):
     """A dialogue that reads scripts instead of text; its rules are those of every dialogue."""
 
-    def __init__(self, *, id: str, group: str, workload: Workload, problem: Problem, limits: DialogueLimits) -> None:
+    def __init__(self, *, id: str, group: str, workload: Script, problem: Problem, limits: DialogueLimits) -> None:
         prompt = workload.rollout(id).prompt_tokens
         self._counted = CountedTokens(group, prompt, id, turns=0, length=prompt)
         self._said = ScriptedTurn(0)
@@ -257,7 +243,8 @@ class ScriptedDialogue(Dialogue):
         for index in range(len(self._said.calls)):
             name = f"{self.id}/{self.turns - 1}/{index}"
             call = ToolCall(id=name, code="", limits=self._limits.call)
-            calls.append(RequestedCall(call=call))
+            refusal = "malformed, says the script" if self._said.calls[index].status == "invalid_call" else ""
+            calls.append(RequestedCall(call=call, refusal=refusal))
         return Turn(ended=self._ended, calls=calls, answer_tags=int(self._ended and not calls))
 
     def _respond(self, records: Sequence[CallRecord]) -> PackedIds:
