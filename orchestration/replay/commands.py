@@ -161,3 +161,53 @@ def environment(
         for part in environment_tables(found, other, recorded is not None, examples):
             shown.print(part)
     raise typer.Exit(1 if found.unexpected or other else 0)
+
+
+@app.command()
+def schedule(
+    archive: ArchivePath,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What `greenroom calibrate` has written (default: the recipe's cost model).")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Which stage (default: the first one of reinforcement).")] = None,
+    strategies: Annotated[str | None, typer.Option(help="a,b or all (default: the run's own).")] = None,
+    engines: Annotated[int | None, typer.Option(min=1, help="Engines (default: as many as the run had).")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache of each engine, tokens.")] = None,
+    overrides: Overrides = None,
+    load: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="How much longer an engine's step takes than calibrated (default: fitted)."),
+    ] = None,
+    repeats: Annotated[
+        list[Path] | None, typer.Option("--repeat", help="Another run of the same recipe, for the spread; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a stored stage's rollouts under any strategy and cluster, next to what the run took."""
+    from orchestration.replay.schedule import Machine, replay_schedule
+    from orchestration.replay.schedule_tables import as_dict, schedule_tables
+    from orchestration.simulate import calibrated, chosen_strategies, rescaled
+
+    with usable_input():
+        run = RecordedRun(archive)
+        changes = [*(overrides or []), *([] if kv_tokens is None else [f"generators.engine.kv_tokens={kv_tokens}"])]
+        recipe = rescaled(calibrated(chosen_recipe(run, None, changes), calibration), engines)
+        stored = list(run.reinforced(recipe))
+        if not stored:
+            raise RecipeError("the archive holds no rollouts of a stage of reinforcement")
+        found = replay_schedule(
+            run,
+            recipe,
+            stage or stored[0],
+            strategies=chosen_strategies(strategies, recipe),
+            machine=None if load is None else Machine(load=load, overhead_s=0.0, fitted_steps=0),
+            repeats=[RecordedRun(path) for path in repeats or []],
+        )
+    figures = as_dict(found)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        shown = Console()
+        for part in schedule_tables(found):
+            shown.print(part)
+    raise typer.Exit(0 if figures["good"] else 1)
