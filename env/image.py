@@ -17,6 +17,7 @@ import compileall
 import hashlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = Path(__file__).with_name("image-requirements.txt")
 _STAMP = "built-from"
+_REQUIREMENTS = "requirements.txt"
+"""Copy of what an image was built from, in its folder."""
 
 
 class ImageIncomplete(RuntimeError):
@@ -41,6 +44,14 @@ class Image:
     """The interpreter's installation: holds bin/pythonX.Y and lib/pythonX.Y."""
     libraries: Path | None = field(default_factory=lambda: PROJECT / ".sandbox")
     """Folder that `build` made; None for an interpreter with the standard library only."""
+    requirements: Path = REQUIREMENTS
+    """The pinned packages that `libraries` holds."""
+
+    @classmethod
+    def built_in(cls, libraries: Path) -> Image:
+        """The image in a folder that `build` made, of whatever requirements it was built from."""
+        own = libraries / _REQUIREMENTS
+        return cls(libraries=libraries, requirements=own if own.is_file() else REQUIREMENTS)
 
     @property
     def python_name(self) -> str:
@@ -62,6 +73,11 @@ class Image:
         path = self.prefix / "lib" / str(name)
         return path if name and path.is_file() else None
 
+    def versions(self) -> dict[str, str]:
+        """What programs find in it: `python` and every library -> version."""
+        libraries = {} if self.libraries is None else installed_packages(self.libraries)
+        return {"python": platform.python_version()} | dict(sorted(libraries.items()))
+
     def check(self) -> None:
         """Raises `ImageIncomplete` if a part is missing or out of date."""
         for path, what in ((self.executable, "interpreter"), (self.standard_library / "os.py", "standard library")):
@@ -75,9 +91,9 @@ class Image:
         stamp = self.libraries / _STAMP
         if not stamp.is_file():
             raise ImageIncomplete(f"the sandbox's libraries are not built in {self.libraries}; run `make setup`")
-        if stamp.read_text() != fingerprint():
+        if stamp.read_text() != fingerprint(self.requirements):
             raise ImageIncomplete(f"the sandbox's libraries in {self.libraries} are out of date; run `make setup`")
-        missing = missing_packages(self.libraries)
+        missing = missing_packages(self.libraries, self.requirements)
         if missing:
             raise ImageIncomplete(
                 f"the sandbox's libraries in {self.libraries} lack {', '.join(missing)}; remove that folder "
@@ -85,22 +101,35 @@ class Image:
             )
 
 
-def pinned_packages() -> dict[str, str]:
-    """Name -> version of everything in image-requirements.txt."""
-    lines = (line.split("#")[0].strip() for line in REQUIREMENTS.read_text().splitlines())
-    return dict(line.split("==") for line in lines if line)
+def pinned_packages(requirements: Path = REQUIREMENTS) -> dict[str, str]:
+    """Name -> version of everything in a file of pinned requirements.
+
+    Raises `ImageIncomplete` for a line that pins nothing.
+    """
+    lines = (line.split("#")[0].strip() for line in requirements.read_text().splitlines())
+    parts = [line.partition("==") for line in lines if line]
+    pinned = {name: version for name, _, version in parts}
+    for name, version in pinned.items():
+        if not version:
+            raise ImageIncomplete(f"{requirements}: {name!r} has no version; write name==version")
+    return pinned
 
 
-def fingerprint() -> str:
+def fingerprint(requirements: Path = REQUIREMENTS) -> str:
     """Names the content of an image: its pinned packages and the interpreter they were compiled for."""
-    text = f"{sorted(pinned_packages().items())} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    text = f"{sorted(pinned_packages(requirements).items())} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def missing_packages(libraries: Path) -> list[str]:
+def installed_packages(libraries: Path) -> dict[str, str]:
+    """Name -> version of everything installed in `libraries`."""
+    return {d.name.lower(): d.version for d in importlib.metadata.distributions(path=[str(libraries)])}
+
+
+def missing_packages(libraries: Path, requirements: Path = REQUIREMENTS) -> list[str]:
     """Pinned packages that are not installed in `libraries`, as `name==version`."""
-    found = {d.name.lower(): d.version for d in importlib.metadata.distributions(path=[str(libraries)])}
-    return [f"{name}=={version}" for name, version in pinned_packages().items() if found.get(name) != version]
+    found, pinned = installed_packages(libraries), pinned_packages(requirements)
+    return [f"{name}=={version}" for name, version in pinned.items() if found.get(name) != version]
 
 
 def build(image: Image) -> bool:
@@ -120,22 +149,23 @@ def build(image: Image) -> bool:
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        _install(building)
+        _install(building, image.requirements)
     except ImageIncomplete:
         shutil.rmtree(building)
         raise
     compileall.compile_dir(building, quiet=2, workers=0)
     _compile_standard_library(image)
+    (building / _REQUIREMENTS).write_text(image.requirements.read_text())
+    (building / _STAMP).write_text(fingerprint(image.requirements))
     shutil.rmtree(final, ignore_errors=True)
-    (building / _STAMP).write_text(fingerprint())
     building.rename(final)
     image.check()
     return True
 
 
-def _install(target: Path) -> None:
+def _install(target: Path, requirements: Path) -> None:
     """With uv if it is there (much faster), else with pip; the machine's own index settings apply."""
-    arguments = ["install", "--no-deps", "--target", str(target), "-r", str(REQUIREMENTS), "--quiet"]
+    arguments = ["install", "--no-deps", "--target", str(target), "-r", str(requirements), "--quiet"]
     uv = _uv()
     if uv is not None:
         command = [uv, "pip", *arguments, "--python", sys.executable]
@@ -166,7 +196,11 @@ def _compile_standard_library(image: Image) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m env.image", description="Build the sandbox's libraries.")
     parser.add_argument("--libraries", type=Path, default=PROJECT / ".sandbox", help="where they go")
-    image = Image(libraries=parser.parse_args().libraries.resolve())
+    parser.add_argument(
+        "--requirements", type=Path, default=REQUIREMENTS, help="what they are: name==version, a line each"
+    )
+    arguments = parser.parse_args()
+    image = Image(libraries=arguments.libraries.resolve(), requirements=arguments.requirements)
     print(f"sandbox libraries: {'built' if build(image) else 'up to date'} in {image.libraries}")
 
 

@@ -20,12 +20,14 @@ from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
 from orchestration.terminal import AsJson, console, run_interruptibly
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(archive_commands.app, name="archive")
+app.add_typer(replay_commands.app, name="replay")
 app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
 

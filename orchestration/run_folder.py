@@ -1,7 +1,7 @@
 """A run's folder.
 
-`recipe.toml` (resolved), `metrics.jsonl`, `summary.json`, `archive/`, `analysis.json`, `checkpoints/` (a model for each
-stage), `resume/` (checkpoints to go on from), `logs/`, `report.html`.
+`recipe.toml` (resolved), `sandbox.json` (what the sandbox's image holds), `metrics.jsonl`, `summary.json`, `archive/`,
+`analysis.json`, `checkpoints/` (a model for each stage), `resume/` (checkpoints to go on from), `logs/`, `report.html`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 
 import tomli_w
 
+from env.image import Image
 from orchestration.recipe import Recipe, RecipeError
 
 LOCK_FILE = "run.lock"
+SANDBOX_FILE = "sandbox.json"
 
 
 def choose_folder(recipe: Recipe, runs: Path) -> Path:
@@ -81,6 +83,17 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     """The resolved recipe, as TOML that `load_recipe` reads back."""
     data = recipe.model_dump(mode="json", exclude_none=True)
     write_whole(folder / "recipe.toml", tomli_w.dumps(data))
+
+
+def write_sandbox_versions(folder: Path) -> None:
+    """Note what programs find in this machine's sandbox, so that a replay can tell another image from it."""
+    write_json(folder / SANDBOX_FILE, Image().versions())
+
+
+def read_sandbox_versions(folder: Path) -> dict[str, str] | None:
+    """Library -> version, as the run noted them; None if it did not."""
+    path = folder / SANDBOX_FILE
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -59,6 +59,8 @@ class Rehearsal:
     wall_seconds: float
     """Processor time that the simulation took."""
     series: EngineSeries
+    steps: list[dict[str, float]]
+    """Of each step, under the names of a run's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,7 @@ class _Run:
         self._call_seconds: list[float] = []
         self._series = EngineSeries()
         self._series_on = False
+        self._steps: list[dict[str, float]] = []
         self._generators: list[GeneratorActor] = []
         self._began_ns = 0
 
@@ -134,6 +137,7 @@ class _Run:
             events=self._trace.events,
             wall_seconds=time.process_time() - began,
             series=self._series,
+            steps=self._steps,
         )
 
     async def _play(self) -> dict[str, float]:
@@ -166,7 +170,7 @@ class _Run:
                 await stage.port.ask(DIRECTOR, request)
                 reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
                 self._series_on = False
-                steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
+                steps = self._steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
                 await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
                 return self._figures(steps)
 

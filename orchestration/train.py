@@ -36,7 +36,7 @@ from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
 from orchestration.resume import Beginning
-from orchestration.run_folder import write_json, write_recipe
+from orchestration.run_folder import write_json, write_recipe, write_sandbox_versions
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
@@ -97,6 +97,7 @@ class Training:
         """Train. Returns the summary, which is in summary.json too; raises what ended the run early."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_recipe(self._recipe, self._folder)
+        write_sandbox_versions(self._folder)
         try:
             await self._train()
             self._summary["finished"] = True

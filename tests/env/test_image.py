@@ -57,10 +57,32 @@ def test_a_missing_interpreter_is_named(tmp_path: Path):
         Image(prefix=tmp_path, libraries=None).check()
 
 
-def test_installers_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_image_is_checked_against_the_requirements_that_it_was_built_from(tmp_path: Path):
+    folder = _built(tmp_path)
+    own = folder / "requirements.txt"
+    own.write_text("six==1.17.0\n")
+    (folder / "built-from").write_text(image.fingerprint(own))
+    Image.built_in(folder).check()
+    with pytest.raises(ImageIncomplete, match="out of date"):
+        Image(libraries=folder).check()
+
+
+def test_versions_name_the_interpreter_and_every_library(tmp_path: Path):
+    versions = Image(libraries=_built(tmp_path)).versions()
+    assert versions.items() >= image.pinned_packages().items()
+    assert versions["python"].startswith("3.12.")
+
+
+def test_a_requirement_without_a_version_is_named(tmp_path: Path):
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("numpy>=2\n")
+    with pytest.raises(ImageIncomplete, match=r"'numpy>=2' has no version; write name==version"):
+        image.pinned_packages(requirements)
+
+
+def test_installers_words_are_passed_on(tmp_path: Path):
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("numpy==not-a-version\n")
-    monkeypatch.setattr(image, "REQUIREMENTS", requirements)
     with pytest.raises(ImageIncomplete, match="not-a-version"):
-        image.build(Image(libraries=tmp_path / "libraries"))
+        image.build(Image(libraries=tmp_path / "libraries", requirements=requirements))
     assert list(tmp_path.iterdir()) == [requirements]

@@ -1,0 +1,213 @@
+"""`greenroom replay learner|environment|schedule|trajectory`.
+
+Exit codes: 0 done, and nothing differs that should not; 1 something differs, or the archive is damaged; 2 the input is
+not usable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from actors.storage.frames import ArchiveCorrupt, ArchiveError
+from orchestration.archive.commands import ArchivePath, Where
+from orchestration.archive.selection import SelectionError, parse_condition, select
+from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
+from orchestration.replay.recorded_run import RecordedRun
+from orchestration.terminal import AsJson, console, run_interruptibly
+
+app = typer.Typer(no_args_is_help=True, help="Replay stored trajectories: to learn, to run their calls, to schedule.")
+
+RecipeOption = Annotated[Path | None, typer.Option(help="A recipe (default: the run's own).")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting of it; repeatable.")
+]
+Stages = Annotated[str | None, typer.Option(help="Only these stages: a,b.")]
+
+
+@contextmanager
+def usable_input() -> Iterator[None]:
+    """Damage ends the command with exit code 1; what is wrong with the user's input is a usage error (2)."""
+    try:
+        yield
+    except ArchiveCorrupt as error:
+        console.print(f"DAMAGED: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except (ArchiveError, SelectionError, OSError) as error:
+        raise RecipeError(str(error)) from error
+
+
+def chosen_recipe(run: RecordedRun, recipe: Path | None, overrides: list[str] | None) -> Recipe:
+    """The recipe that was asked for. Raises `RecipeError`."""
+    if recipe is not None:
+        return load_recipe(recipe, overrides)
+    run.required_recipe()
+    return load_recipe(run.folder / "recipe.toml", overrides)
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """`a,b` as a list; None stays None."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def with_objective(recipe: Recipe, name: str | None) -> Recipe:
+    """The recipe with the named objective, and its resampling, in each stage of reinforcement; None leaves it as it is.
+
+    Raises `RecipeError` for a name that there is not.
+    """
+    if name is None:
+        return recipe
+    data = recipe.model_dump(mode="json", exclude_none=True)
+    for stage in data["stages"].values():
+        if stage["kind"] == "reinforce":
+            stage["objective"] = {"name": name}
+            del stage["resampling"]["rule"]  # the objective says
+    return validate_recipe(data, f"--objective {name}")
+
+
+@app.command()
+def learner(
+    archive: ArchivePath,
+    recipe: RecipeOption = None,
+    overrides: Overrides = None,
+    objective: Annotated[str | None, typer.Option(help="Learn with this objective instead, in each stage.")] = None,
+    stages: Stages = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Model to start from (default: what the run's stage began with).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the checkpoints of the replay.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on stored groups, without a generator and without a sandbox, and compare with the run, bit by bit."""
+    from orchestration.progress import Progress
+    from orchestration.replay.learner import StepReplay, replay_learner
+    from orchestration.replay.learner_tables import as_dict, learner_tables
+
+    with usable_input():
+        run = RecordedRun(archive)
+        used = with_objective(chosen_recipe(run, recipe, overrides), objective)
+        with Progress(stream=sys.stderr) as progress:
+
+            def told(step: StepReplay) -> None:
+                figures = {name: step.replayed[name] for name in ("learner_loss",) if name in step.replayed}
+                progress.update(step.step, **figures, differing=len(step.differing))
+
+            found = replay_learner(
+                run, used, stages=names_in(stages), start=start, out=out, on_stage=progress.start_stage, on_step=told
+            )
+    if as_json:
+        print(json.dumps(as_dict(found)))
+    else:
+        shown = Console()
+        for part in learner_tables(found):
+            shown.print(part)
+    raise typer.Exit(1 if found.same_recipe and not found.exact else 0)
+
+
+@app.command()
+def environment(
+    archive: ArchivePath,
+    where: Where = None,
+    memory_mib: Annotated[float | None, typer.Option("--memory", help="Memory limit of each call, MiB.")] = None,
+    wall_seconds: Annotated[float | None, typer.Option("--timeout", help="Time limit of each call, seconds.")] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="Libraries of another image, built by `python -m env.image --libraries`.")
+    ] = None,
+    isolation: Annotated[str | None, typer.Option(help="zygote or jail-per-call (default: the run's).")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Calls at once; 0: as many as the cores take.")] = 0,
+    examples: Annotated[int, typer.Option(min=0, help="Differences of each kind to show.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Execute every stored call again, in real sandboxes, and list what comes out differently."""
+    from env.image import ImageIncomplete
+    from orchestration.progress import Progress
+    from orchestration.replay.environment import replay_environment, sandbox_setting
+    from orchestration.replay.environment_tables import as_dict, environment_tables, image_differences
+    from orchestration.run_folder import read_sandbox_versions
+
+    with usable_input():
+        run = RecordedRun(archive)
+        rows = select(run.rows, [parse_condition(text) for text in where or []])
+        setting = sandbox_setting(
+            run.recipe,
+            image=image,
+            isolation=isolation,
+            workers=workers,
+            memory_mib=memory_mib,
+            wall_seconds=wall_seconds,
+        )
+        recorded = read_sandbox_versions(run.folder)
+        other = image_differences(recorded, setting.image.versions())
+        calls = sum(row.calls for row in rows)
+        try:
+            with Progress(stream=sys.stderr) as progress:
+                progress.start_stage("calls", calls)
+                found = run_interruptibly(
+                    replay_environment(run.archive.trajectories(rows), setting, on_call=progress.update)
+                )
+        except ImageIncomplete as error:
+            raise RecipeError(str(error)) from error
+    if as_json:
+        print(json.dumps(as_dict(found, other)))
+    else:
+        shown = Console()
+        for part in environment_tables(found, other, recorded is not None, examples):
+            shown.print(part)
+    raise typer.Exit(1 if found.unexpected or other else 0)
+
+
+@app.command()
+def schedule(
+    archive: ArchivePath,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What `greenroom calibrate` has written (default: the recipe's cost model).")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Which stage (default: the first one of reinforcement).")] = None,
+    strategies: Annotated[str | None, typer.Option(help="a,b or all (default: the run's own).")] = None,
+    engines: Annotated[int | None, typer.Option(min=1, help="Engines (default: as many as the run had).")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache of each engine, tokens.")] = None,
+    overrides: Overrides = None,
+    load: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="How much longer an engine's step takes than calibrated (default: fitted)."),
+    ] = None,
+    repeats: Annotated[
+        list[Path] | None, typer.Option("--repeat", help="Another run of the same recipe, for the spread; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a stored stage's rollouts under any strategy and cluster, next to what the run took."""
+    from orchestration.replay.schedule import Machine, replay_schedule
+    from orchestration.replay.schedule_tables import as_dict, schedule_tables
+    from orchestration.simulate import calibrated, chosen_strategies, rescaled
+
+    with usable_input():
+        run = RecordedRun(archive)
+        changes = [*(overrides or []), *([] if kv_tokens is None else [f"generators.engine.kv_tokens={kv_tokens}"])]
+        recipe = rescaled(calibrated(chosen_recipe(run, None, changes), calibration), engines)
+        stored = list(run.reinforced(recipe))
+        if not stored:
+            raise RecipeError("the archive holds no rollouts of a stage of reinforcement")
+        found = replay_schedule(
+            run,
+            recipe,
+            stage or stored[0],
+            strategies=chosen_strategies(strategies, recipe),
+            machine=None if load is None else Machine(load=load, overhead_s=0.0, fitted_steps=0),
+            repeats=[RecordedRun(path) for path in repeats or []],
+        )
+    figures = as_dict(found)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        shown = Console()
+        for part in schedule_tables(found):
+            shown.print(part)
+    raise typer.Exit(0 if figures["good"] else 1)

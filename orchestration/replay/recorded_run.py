@@ -1,0 +1,92 @@
+"""An archive with the run's folder around it: the recipe, the metrics and the checkpoints that go with its rollouts.
+
+Invariant: of several attempts stored under one id the last one counts, as it did in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from actors.storage.frames import ArchiveError
+from actors.storage.index import IndexRow
+from actors.storage.reader import Archive
+from orchestration.archive.source import find_archive
+from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
+from orchestration.recipe import Recipe, RecipeError, load_recipe
+from policies.stages import ReinforcementOptions
+from policies.trajectory import Trajectory
+
+
+class RecordedRun:
+    """What a run left behind.
+
+    Raises `ArchiveError` if there is no archive at `path`, or if a part of it is damaged: a replay of what is left
+    would be one of another run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.archive = Archive(find_archive(path))
+        self.folder = self.archive.folder.parent
+        damaged = [flaw for flaw in self.archive.flaws if not flaw.torn]
+        if damaged:
+            raise ArchiveError(f"the archive is damaged: {damaged[0]}")
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The run's recipe, every setting spelled out; None for an archive that lies alone."""
+        path = self.folder / "recipe.toml"
+        return load_recipe(path) if path.exists() else None
+
+    def required_recipe(self) -> Recipe:
+        """The run's recipe. Raises `RecipeError` if there is none."""
+        if self.recipe is None:
+            raise RecipeError(f"{self.folder} holds no recipe.toml beside the archive; say which with --recipe")
+        return self.recipe
+
+    @cached_property
+    def rows(self) -> list[IndexRow]:
+        """One row for each id, in the order in which they were first stored."""
+        return list({row.id: row for row in self.archive.rows}.values())
+
+    def stages(self) -> list[str]:
+        """Stages that have rollouts, evaluations among them, in the order in which they were first stored."""
+        return list(dict.fromkeys(row.stage for row in self.rows))
+
+    def reinforced(self, recipe: Recipe) -> dict[str, ReinforcementOptions]:
+        """The recipe's stages of reinforcement that have stored rollouts, in the recipe's order."""
+        stored = set(self.stages())
+        return {
+            name: stage
+            for name, stage in recipe.stages.items()
+            if name in stored and isinstance(stage, ReinforcementOptions)
+        }
+
+    def steps(self, stage: str) -> Iterator[tuple[int, list[list[Trajectory]]]]:
+        """The groups of each step of a stage: `(step, [group][rollout])`, in the order in which they were sampled.
+
+        A group of which nothing was stored (every rollout was dropped) is empty.
+        """
+        by_step: dict[int, dict[int, list[IndexRow]]] = {}
+        for row in self.rows:
+            if row.stage == stage:
+                by_step.setdefault(row.step, {}).setdefault(group_number(row), []).append(row)
+        for step, groups in sorted(by_step.items()):
+            ordered = [sorted(groups.get(number, []), key=lambda row: row.sample) for number in range(max(groups) + 1)]
+            yield step, [[self.archive.read(row) for row in group] for group in ordered]
+
+    def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
+        """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""
+        records = of_kind(read_metrics(self.folder / METRICS_FILE), kind)
+        return {int(record["step"]) - 1: record for record in records if record["stage"] == stage}
+
+    def checkpoint(self, stage: str) -> Path | None:
+        """The weights that a stage ended with, if they were kept."""
+        path = self.folder / "checkpoints" / stage
+        return path if (path / "config.json").exists() else None
+
+
+def group_number(row: IndexRow) -> int:
+    """Which group of its step a rollout is of: groups are named `stage/step/number`."""
+    return int(row.group.rpartition("/")[2])

@@ -1,0 +1,106 @@
+"""A replay to the schedule on a terminal, and as figures: what would have happened, next to what did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.archive.terminal import plain
+from orchestration.replay.schedule import ScheduleReplay
+
+FIGURES: tuple[tuple[str, str, str], ...] = (
+    ("idle_share", "idle share of engines", ".1%"),
+    ("kv_mean", "KV use, mean", ".1%"),
+    ("preemptions", "preemptions", ",.0f"),
+    ("recomputed_tokens", "tokens recomputed", ",.0f"),
+    ("queue_wait_mean_s", "wait for a lease, mean, s", ".3f"),
+    ("tool_latency_mean_s", "tool latency, mean, s", ".3f"),
+)
+"""Figure of a rehearsal -> what it is called, and how it is written."""
+
+
+def as_dict(replay: ScheduleReplay) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "stage": replay.stage,
+        "load": replay.machine.load,
+        "overhead_s": replay.machine.overhead_s,
+        "fitted_steps": replay.machine.fitted_steps,
+        "recorded": {
+            "strategy": replay.recorded_strategy,
+            "makespans_s": [step.makespan_s for step in replay.recorded],
+            "judged_mean_s": replay.real_s,
+        },
+        "predicted": {
+            each.strategy: {
+                "makespans_s": replay.makespans(each),
+                "judged_mean_s": replay.predicted_s(each),
+                **{name: each.figures[name] for name, _, _ in FIGURES},
+            }
+            for each in replay.rehearsals
+        },
+        "error": replay.error,
+        "spread": replay.spread,
+        "allowed": replay.allowed,
+        "good": replay.error is None or abs(replay.error) <= replay.allowed,
+    }
+
+
+def schedule_tables(replay: ScheduleReplay) -> Iterator[RenderableType]:
+    """Makespans step by step, how engines and queues fared, and what it comes to."""
+    yield _makespans(replay)
+    yield _figures(replay)
+    machine = replay.machine
+    where = f"fitted to the first {machine.fitted_steps} steps" if machine.fitted_steps else "as given"
+    yield plain(
+        f"an engine's step takes {machine.load:.2f} times what the cost model says, and a step of the run "
+        f"{machine.overhead_s:.2f} s more than engines, tools and queues explain ({where})",
+        "dim",
+    )
+    yield _verdict(replay)
+
+
+def _makespans(replay: ScheduleReplay) -> Table:
+    table = Table(title=f"{replay.stage}: seconds of rollouts", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("step", justify="right")
+    table.add_column(f"recorded ({replay.recorded_strategy})", justify="right")
+    for each in replay.rehearsals:
+        table.add_column(f"{each.strategy}, simulated", justify="right")
+    predicted = [replay.makespans(each) for each in replay.rehearsals]
+    judged_from = replay.judged.start
+    for index, step in enumerate(replay.recorded):
+        fitted = index < judged_from
+        row = [f"{step.makespan_s:.2f}", *(f"{each[index]:.2f}" for each in predicted)]
+        table.add_row(str(step.step), *row, style="dim" if fitted else None, end_section=index == judged_from - 1)
+    mean = [replay.real_s, *(replay.predicted_s(each) for each in replay.rehearsals)]
+    table.add_row("mean" if not judged_from else "mean of these", *(f"{value:.2f}" for value in mean), style="bold")
+    return table
+
+
+def _figures(replay: ScheduleReplay) -> Table:
+    table = Table(title="simulated", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    for each in replay.rehearsals:
+        table.add_column(each.strategy, justify="right")
+    for name, title, how in FIGURES:
+        table.add_row(title, *(format(each.figures[name], how) for each in replay.rehearsals))
+    return table
+
+
+def _verdict(replay: ScheduleReplay) -> Text:
+    if replay.error is None:
+        return Text("another cluster or strategy than the run's: nothing to judge the prediction by")
+    good = abs(replay.error) <= replay.allowed
+    spread = "no repeats were given" if replay.spread is None else f"repeats spread by {replay.spread:.1%}"
+    mean = fmean(step.makespan_s for step in replay.recorded)
+    return Text(
+        f"{replay.recorded_strategy}: predicted {replay.error:+.1%} against the run (mean {mean:.2f} s; {spread}; "
+        f"good within {replay.allowed:.1%})",
+        style="bold green" if good else "bold red",
+    )
