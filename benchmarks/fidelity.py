@@ -68,7 +68,7 @@ WORKLOADS = {
         call_seconds=0.15,
     ),
     "long": WorkloadOptions(
-        prompt_tokens=40, longest=LONGEST, response_tokens=210, cut=0.08, turns=5, tool_tokens=12, call_seconds=0.2
+        prompt_tokens=40, longest=LONGEST, response_tokens=180, cut=0.06, turns=5, tool_tokens=12, call_seconds=0.2
     ),
     "short": WorkloadOptions(
         prompt_tokens=60, longest=LONGEST, response_tokens=110, cut=0.02, turns=8, calls=4, tool_tokens=8,
@@ -78,7 +78,7 @@ WORKLOADS = {
 GROUPS = {CALIBRATION: 4, "long": 5, "short": 6}
 SAMPLES = 8
 STRATEGIES = ("static", "worst_case", "round_robin", "predictive")
-ROUNDS, CALIBRATION_ROUNDS = 5, 3
+ROUNDS, CALIBRATION_ROUNDS = 5, 2
 LIMITS = DialogueLimits(max_tokens=LONGEST, max_turns=8, max_turn_tokens=LONGEST)
 ALLOWED = 0.10
 """Relative error of a predicted makespan; more is allowed if repeats of the real one differ by more than half of it."""

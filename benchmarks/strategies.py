@@ -103,6 +103,7 @@ class Cell(NamedTuple):
             "lower_bound_s": mean(self.bounds),
             "makespan_s": {name: [each.makespan_s for each in found] for name, found in self.found.items()},
             "preemptions": {name: self.preemptions(name) for name in self.found},
+            "evenness": {name: mean(each.evenness for each in found) for name, found in self.found.items()},
         }
 
 

@@ -31,7 +31,7 @@ def acquire(rollout: str, tokens: int = 64) -> AcquireLease:
 
 
 async def staged(stage: InProcessStage) -> None:
-    await stage.host("balancer", BalancerActor(options=BalancerOptions()))
+    await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
     await stage.port.ask(BALANCER, JoinGenerator(capacity=capacity()))
 
 

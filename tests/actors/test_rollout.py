@@ -120,7 +120,7 @@ def request(name: str = "rl/0/0/0", gold: str = "42") -> RunRollout:
 
 async def staged(stage: InProcessStage, model: Path, folder: Path, *environments: Actor, words=(CALL, ANSWER), fail=()):
     chat = load_chat_format(str(model), PromptOptions(instructions=False))
-    balancer = await stage.host("balancer", BalancerActor(options=BalancerOptions()))
+    balancer = await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
     archive = await stage.host("archive", ArchiveActor(folder=str(folder)))
     generator = ScriptedGenerator(chat, list(words), list(fail))
     await stage.host("generator-0", generator)

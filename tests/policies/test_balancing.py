@@ -90,7 +90,7 @@ def test_a_new_incarnation_holds_nothing_of_the_old_one() -> None:
 
 
 def test_wishes_wait_for_the_first_generator() -> None:
-    balancing = make_strategy(BalancerOptions(), epoch=4)
+    balancing = make_strategy(BalancerOptions(strategy="worst_case"), epoch=4)
     balancing.wish(wish("early"))
     assert balancing.grants() == ()
     balancing.generator_joined(capacity("g"))

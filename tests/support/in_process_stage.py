@@ -72,7 +72,7 @@ class InProcessPort:
 class InProcessStage:
     """Example:
     async with InProcessStage() as stage:
-        await stage.host("balancer", BalancerActor(options=BalancerOptions()))
+        await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
         await stage.port.ask(ActorRef("balancer"), DescribeBalancer())
     """
 
