@@ -2,6 +2,7 @@
 
     python -m benchmarks.kill_and_resume                           # everything: about an hour on two cores
     python -m benchmarks.kill_and_resume --modes deterministic --phases decode,checkpoint --random 1 --json
+    python -m benchmarks.kill_and_resume --modes deterministic --chained demonstrations:40,decode:9,checkpoint:1
 
 Real Ray, real vLLM, real nsjail; each death is SIGKILL to the process that directs the run, and to the actor that has
 reached the phase. In deterministic mode the final weights and the sequence of trained groups (with the digest of all
@@ -118,6 +119,24 @@ class Runs:
             shutil.rmtree(runs)
         return Outcome(self.mode, death, died, not what, round(before, 1), round(after, 1), what)
 
+    def chained(self, deaths: list[str], undisturbed: Path, finish: bool) -> list[Outcome]:
+        """One run that dies at each phase in turn, resumed in between; `finish` it at the end, and judge it.
+
+        A chained run that is there already is gone on with.
+        """
+        runs, outcomes = self.folder / f"{self.mode}-chained", list[Outcome]()
+        for death in deaths:
+            begun = (runs / self.recipe.name).exists()
+            at = ("--kill-at", death)
+            code, seconds = self.train(runs, "--resume", self.recipe.name, *at) if begun else self.begin(runs, *at)
+            died = code == -signal.SIGKILL
+            outcomes.append(Outcome(self.mode, f"chained {death}", died, died, round(seconds, 1), 0.0))
+        if finish:
+            code, seconds = self.resume(runs)
+            what = f"exit code {code}" if code else self.fault(runs / self.recipe.name, undisturbed / self.recipe.name)
+            outcomes.append(Outcome(self.mode, "chained, finished", True, not what, 0.0, round(seconds, 1), what))
+        return outcomes
+
     def fault(self, run: Path, undisturbed: Path) -> str:
         """What is wrong with a run that was resumed; empty if nothing is."""
         if self.mode == "deterministic":
@@ -167,6 +186,8 @@ def main() -> None:
     parser.add_argument("--modes", default="deterministic,normal")
     parser.add_argument("--phases", default=",".join(PHASES), help="names of PHASES, separated by commas; or none")
     parser.add_argument("--random", type=int, default=5, help="deaths at random moments, in each mode")
+    parser.add_argument("--chained", metavar="PHASE:N,...", help="instead: one run that dies at each of these in turn")
+    parser.add_argument("--finish", action=argparse.BooleanOptionalAction, default=True, help="of a chained run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="a.b=VALUE")
     parser.add_argument(
@@ -192,10 +213,11 @@ def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[
     deaths: list[tuple[str, str | None, float | None]] = [(phase, PHASES[phase], None) for phase in phases]
     for number in range(options.random):
         deaths.append((f"random-{number}", None, luck.uniform(0.1, 0.95) * took))
-    outcomes = []
-    for death, kill_at, kill_after_s in deaths:
-        found = runs.outcome(death, undisturbed, kill_at, kill_after_s)
-        outcomes.append(found)
+    if options.chained:
+        outcomes = runs.chained(options.chained.split(","), undisturbed, options.finish)
+    else:
+        outcomes = [runs.outcome(*death[:1], undisturbed, *death[1:]) for death in deaths]
+    for found in outcomes:
         ended = "as undisturbed" if found.same else found.what
         print(
             f"{found.mode:14} {found.death:14} {'died' if found.died else 'LIVED'} after "

@@ -86,6 +86,7 @@ def train(
         # The text ends with the traceback from the actor's process: the last line names the cause.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
         console.print(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True)
+        console.print(f"go on from the last checkpoint with: greenroom train --resume {folder}", soft_wrap=True)
         raise SystemExit(1) from None
     if as_json:
         print(json.dumps(summary))

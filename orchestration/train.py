@@ -90,7 +90,7 @@ class Training:
             "finished": False,
             "reason": "",
             "stages": [],
-            "not_deterministic": [],
+            "might_not_repeat": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -205,12 +205,12 @@ class Training:
         self._sink.write(report.kind, report.stage, report.step, **figures)
 
     def _look_for_chance(self, report: StepFigures) -> None:
-        """Say when the wall clock, or a death, has had a say in a deterministic run."""
+        """Say when the wall clock, or a death, may have had a say in a deterministic run."""
         for name, what in (("calls_timed_out", "tool calls hit their time limit"), ("dropped", "rollouts were lost")):
             if count := report.figures.get(name):
                 text = f"{report.stage}, step {report.step}: {count:.0f} {what}"
-                self._progress.note(f"no longer deterministic: {text}")
-                self._summary["not_deterministic"].append(text)
+                self._progress.note(f"might not repeat: {text}")
+                self._summary["might_not_repeat"].append(text)
 
     def _event(self, name: str, figures: dict[str, float]) -> None:
         self._sink.write("event", name, 0, **figures)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from actors.learning.trainer import Trainer
@@ -59,8 +59,6 @@ def restore_stage(trainer: Trainer, folder: Path) -> None:
 
 
 def _part(folder: Path, prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in load_file(folder / FILE).items()
-        if name.startswith(prefix)
-    }
+    with safe_open(folder / FILE, framework="pt") as file:
+        names = [name for name in file.keys() if name.startswith(prefix)]
+        return {name.removeprefix(prefix): file.get_tensor(name) for name in names}

@@ -34,6 +34,17 @@ def test_half_of_an_oversampled_group_is_kept_and_its_advantages_sum_to_zero() -
     assert {sequence.group for sequence in batch.sequences} == {0}
 
 
+def test_what_is_learned_from_is_named_in_the_learners_order() -> None:
+    groups = [group("a", [1] * 8), group("b", [1, 0] * 4), group("c", [0, 1, 1, 1, 1, 1, 1, 1])]
+    batch = batch_of(groups)
+    assert [each.group for each in batch.trained] == ["b", "c"]
+    assert all(rollout.startswith(f"{each.group}/") for each in batch.trained for rollout in each.rollouts)
+    advantages = [advantage for each in batch.trained for advantage in each.advantages]
+    assert advantages == [sequence.advantage for sequence in batch.sequences]
+    owners = [index for index, each in enumerate(batch.trained) for _ in each.rollouts]
+    assert owners == [sequence.group for sequence in batch.sequences]
+
+
 def test_groups_without_signal_are_counted_and_not_learned() -> None:
     batch = batch_of([group("a", [1] * 8), group("b", [0] * 8), group("c", [1, 0] * 4)])
     assert (batch.groups, batch.groups_with_signal) == (3, 1)

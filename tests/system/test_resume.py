@@ -72,5 +72,5 @@ def test_a_run_that_is_killed_samples_and_learns_the_same_bits(tmp_path: Path) -
     ]
     summary = json.loads((resumed / "summary.json").read_text())
     assert summary["finished"] and summary["times_resumed"] == 1
-    assert summary["not_deterministic"] == []
+    assert summary["might_not_repeat"] == []
     assert [stage["name"] for stage in summary["stages"]] == ["sft", "rl-1", "rl-2"]
