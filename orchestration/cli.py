@@ -69,9 +69,11 @@ def train(
 async def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
     from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
     from orchestration.progress import Progress, RunTable
+    from orchestration.sinks import further_sinks
     from orchestration.train import Training
 
-    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard"))
+    further = further_sinks(recipe, folder)
+    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard"), *further)
     with Progress() as progress:
         progress.note(f"run folder: {folder}")
         summary = await Training(recipe, folder, progress, sink).run()
