@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -33,6 +34,8 @@ def branch_views(
     for each in (stored, *branches):
         yield Rule(plain("as stored" if each is stored else f"{each.id}, sampled by {sampled_by}"), style="bold")
         continued = transcript(each, decode)
+        if each is not stored:  # the engine's own count of versions says nothing of whose weights they are
+            continued = [replace(step, version=None) for step in continued]
         for number, step in enumerate(continued[history:], history + 1):
             yield step_view(step, number, len(continued), with_tokens=False)
     yield _table(stored, branches, history)
