@@ -15,18 +15,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from pydantic import BaseModel
 
 from actors.engines.engine import EngineCapacity, SampleRequest
 from actors.engines.simulated_engine import SimulatedOptions
 from actors.engines.vllm_engine import VllmEngine, VllmOptions
-from actors.system.clock import RealClock
+from orchestration.hosted_engine import hosted_engine
 from policies.batching_records import BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
 from policies.cost_fitting import FitError, fit_error, fit_step_cost
@@ -189,31 +187,11 @@ async def calibrate(
 
     Raises `EngineFailed` if vLLM can't load or run the model.
     """
-    import torch
     from transformers import AutoConfig
 
-    torch.set_num_threads(threads)
-    thread = ThreadPoolExecutor(1)
-    pumps: list[asyncio.Task[Any]] = []
-
-    async def offload(cost: Any, work: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
-
-    def spawn(work: Any) -> asyncio.Task[Any]:
-        pumps.append(asyncio.ensure_future(work))
-        return pumps[-1]
-
-    engine = VllmEngine(
-        model=str(model),
-        # Pacing makes steps wait for more requests: that is not what a step costs.
-        options=options.model_copy(update={"least_step_seconds": 0.0}),
-        seed=seed,
-        clock=RealClock(),
-        offload=offload,
-        spawn=spawn,
-    )
-    try:
-        capacity = await engine.start()
+    # Pacing makes steps wait for more requests: that is not what a step costs.
+    unpaced = options.model_copy(update={"least_step_seconds": 0.0})
+    async with hosted_engine(model, unpaced, threads=threads, seed=seed) as (engine, capacity):
         limits = _limits(options, capacity)
         bench = _Bench(engine, AutoConfig.from_pretrained(str(model)).vocab_size, random.Random(seed))
         for_fit = plan(limits, capacity.max_sequence_tokens)
@@ -221,11 +199,6 @@ async def calibrate(
         say(f"{limits.kv_blocks} KV blocks of {limits.block_tokens} tokens")
         say(f"{len(for_fit)} measurements for the fit, {len(held_out)} held out, {repeats} times each")
         times = await _measure_all(bench, [*for_fit, *held_out], repeats, say)
-    finally:
-        await engine.close()
-        for pump in pumps:
-            pump.cancel()
-        thread.shutdown()
     return _calibration(str(model), options, threads, capacity, limits, for_fit, held_out, times)
 
 

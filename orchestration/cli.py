@@ -106,11 +106,16 @@ async def _train(recipe: Recipe, folder: Path, resumed: bool, kill_at: str | Non
     from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
     from orchestration.progress import Progress, RunTable
     from orchestration.resume import Beginning, take_up
+    from orchestration.sinks import further_sinks
     from orchestration.train import Training
 
     beginning = take_up(folder) if resumed else Beginning()
     steps = {name: stage.steps for name, stage in recipe.stages.items()}
-    sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), TensorBoardMetrics(folder / "tensorboard", steps))
+    sink = AllMetrics(
+        JsonlMetrics(folder / "metrics.jsonl"),
+        TensorBoardMetrics(folder / "tensorboard", steps),
+        *further_sinks(recipe, folder),
+    )
     with Progress() as progress:
         progress.note(f"run folder: {folder}")
         summary = await Training(recipe, folder, progress, sink, beginning, kill_at).run()

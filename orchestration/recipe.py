@@ -141,6 +141,19 @@ class CheckpointSettings(Options):
     """How many are kept; one that turns out to be damaged is stepped over if there is one before it."""
 
 
+class MetricsSettings(Options):
+    """Where figures go, beside `metrics.jsonl` and TensorBoard."""
+
+    report_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """How often the report is renewed while the run goes on, at most; 0: only at its end."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of a page for Prometheus; 0 takes a free one. None: no page."""
+    prometheus_address: str = "127.0.0.1"
+    """Address that it listens on. There is no token: leave it to the loopback, or to a network that you trust."""
+    wandb: bool = False
+    """Weights & Biases, offline unless WANDB_MODE says otherwise; needs the extra `wandb`."""
+
+
 Stage = Annotated[FineTuningOptions | ReinforcementOptions, Field(discriminator="kind")]
 
 
@@ -166,6 +179,7 @@ class Recipe(Options):
     simulation: SimulationSettings = SimulationSettings()
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
+    metrics: MetricsSettings = MetricsSettings()
     stages: Annotated[dict[str, Stage], Field(min_length=1)]
     """In the order of the file, by name: `[stages.sft]`, `[stages.rl-1]`."""
 

@@ -38,6 +38,7 @@ from orchestration.progress import RunTable, format_figure, format_seconds
 
 REPORT_FILE = "report.html"
 _EXAMPLES_SHOWN = 12
+REFRESH_S = 30
 
 
 @dataclass
@@ -121,7 +122,7 @@ def render(run: RunFolder) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="viewport" content="width=device-width, initial-scale=1">{_refresh(run)}
 <title>{escape(run.name)} · greenroom</title>
 <style>{_STYLE}</style>
 <script>{get_plotlyjs()}</script>
@@ -134,6 +135,11 @@ def render(run: RunFolder) -> str:
 </body>
 </html>
 """
+
+
+def _refresh(run: RunFolder) -> str:
+    """Has the browser read the page again while the run goes on."""
+    return "" if run.summary else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
 
 
 def _read(run: RunFolder, name: str, parse: Any, kind: type, otherwise: str) -> Any:

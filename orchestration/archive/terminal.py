@@ -207,7 +207,7 @@ class Browser:
             if command in ("", "n", "p"):
                 page = self.show_page(page.number + (-1 if command == "p" else 1))
             elif command.isdigit() and 1 <= int(command) <= len(self._rows):
-                self._step_through(self._rows[int(command) - 1])
+                self.step_through(self._rows[int(command) - 1])
                 page = self.show_page(page.number)
             else:
                 self._console.print(f"{command!r} is no command and no number of the list", markup=False)
@@ -219,8 +219,8 @@ class Browser:
         except EOFError:
             return "q"
 
-    def _step_through(self, row: IndexRow) -> None:
-        """Show a trajectory step by step."""
+    def step_through(self, row: IndexRow) -> None:
+        """Show a trajectory step by step, as the user asks for more."""
         try:
             trajectory = self._archive.read(row)
         except ArchiveCorrupt as error:

@@ -96,8 +96,9 @@ def learner(
         with Progress(stream=sys.stderr) as progress:
 
             def told(step: StepReplay) -> None:
-                figures = {name: step.replayed[name] for name in ("learner_loss",) if name in step.replayed}
-                progress.update(step.step, **figures, differing=len(step.differing))
+                progress.update(
+                    step.step, learner_loss=step.replayed.get("learner_loss"), differing=len(step.differing)
+                )
 
             found = replay_learner(
                 run, used, stages=names_in(stages), start=start, out=out, on_stage=progress.start_stage, on_step=told
@@ -211,3 +212,59 @@ def schedule(
         for part in schedule_tables(found):
             shown.print(part)
     raise typer.Exit(0 if figures["good"] else 1)
+
+
+@app.command()
+def trajectory(
+    archive: ArchivePath,
+    name: Annotated[str, typer.Argument(metavar="ID", help="Which trajectory; `greenroom show` lists them.")],
+    turn: Annotated[
+        int | None, typer.Option("--from-turn", min=0, help="Sample anew from this model turn on, with a real engine.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Whose weights: a stage's name, or a folder (default: those before its stage).")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Default: that of its stage.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the continuations.")] = 0,
+    with_tokens: Annotated[bool, typer.Option("--tokens", help="Every token on a line.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Step through one trajectory; or branch off at a turn, with another checkpoint or temperature."""
+    from actors.engines.engine import EngineFailed
+    from orchestration.archive.export import columns
+    from orchestration.archive.source import decode_as_numbers, load_decode
+    from orchestration.archive.terminal import Browser
+    from orchestration.replay.branch_view import branch_views
+    from orchestration.replay.branching import branched, branching_of
+
+    with usable_input():
+        run = RecordedRun(archive)
+        rows = [row for row in run.rows if row.id == name]
+        if not rows:
+            raise RecipeError(f"the archive holds no trajectory {name!r}; `greenroom show` lists their ids")
+        decode = load_decode(run.archive.folder, None) or decode_as_numbers
+        shown = Console()
+        if turn is None:
+            browser = Browser(run.archive, run.rows, decode, console=shown, page_size=20, ask=shown.input)
+            if as_json:
+                print(json.dumps(columns(run.archive.read(rows[0]), decode)))
+            elif sys.stdin.isatty() and shown.is_terminal and not with_tokens:
+                browser.step_through(rows[0])
+            else:
+                browser.show_whole(rows[0], with_tokens=with_tokens)
+            return
+        stored = run.archive.read(rows[0])
+        asked = branching_of(
+            run, stored, turn=turn, checkpoint=checkpoint, temperature=temperature, samples=samples, seed=seed
+        )
+        try:
+            branches = run_interruptibly(branched(stored, asked))
+        except (EngineFailed, ValueError) as error:  # of the history, or of weights that don't fit it
+            raise RecipeError(str(error)) from error
+    if as_json:
+        print(json.dumps({"stored": columns(stored, decode), "branches": [columns(each, decode) for each in branches]}))
+        return
+    sampled_by = f"{asked.model} at temperature {asked.branching.temperature:g}"
+    for part in branch_views(stored, branches, turn, decode, sampled_by):
+        shown.print(part)

@@ -32,6 +32,7 @@ from policies.run_progress import Figures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
+LEDGER = "trained.jsonl"
 MEASURED = (
     "learner_learn_seconds",
     "learner_tokens_per_s",
@@ -39,6 +40,9 @@ MEASURED = (
     "learner_peak_gpu_memory_bytes",
 )
 """Figures of the learner that are about the machine: another time they are others."""
+
+
+type Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ def replay_learner(
     chosen = _chosen(run, recipe, stages)
     folder = start or _began_with(run, recipe, next(iter(chosen)))
     torch.manual_seed(recipe.seed)
+    torch.use_deterministic_algorithms(True)  # an operation that can't give the same bits twice raises
     trainer = trainer_on_threads(load_model(folder, recipe.model.dtype), recipe.learner.threads)
     replay = LearnerReplay(same_recipe=_same(run.recipe, recipe, chosen), started_from=str(folder))
     if recipe.model.dtype != "float32":
@@ -141,20 +146,18 @@ def _replay_stage(
     seed: int,
 ) -> Iterator[StepReplay]:
     metrics = run.metrics("step", name)
-    rng, recorded_rng = stage_random(seed, name), stage_random(_recorded_seed(run, seed), name)
+    streams, recorded_streams = (resampling_streams(run, each, name) for each in (seed, _recorded_seed(run, seed)))
     for step, groups in run.steps(name):
-        batch = learning_batch(groups, options, rng)
-        figures: Figures = {**batch.figures(), **advantage_figures(batch)}
+        batch = learning_batch(groups, options, streams(step))
+        figures: Figures = {**batch.figures(), **advantage_figures(batch), "learner_skipped": 1.0}
         if batch.sequences:
-            learned = trainer.step("reinforce", batch.sequences)
-            figures |= {f"learner_{key}": value for key, value in learned.items()}
-        recorded: Figures = {
-            key: value
-            for key, value in metrics.get(step, {}).items()
-            if value is None or isinstance(value, int | float)
-        }
-        recorded |= advantage_figures(learning_batch(groups, recorded_options, recorded_rng))
-        yield StepReplay(name, step + 1, recorded, figures, _differing(recorded, figures) if step in metrics else ())
+            figures |= {f"learner_{key}": value for key, value in trainer.step("reinforce", batch.sequences).items()}
+        recorded: Figures = {}
+        if step in metrics:
+            recorded["learner_skipped"] = 1.0
+            recorded |= {key: float(value) for key, value in metrics[step].items() if isinstance(value, int | float)}
+            recorded |= advantage_figures(learning_batch(groups, recorded_options, recorded_streams(step)))
+        yield StepReplay(name, step + 1, recorded, figures, _differing(recorded, figures) if recorded else ())
 
 
 def _differing(recorded: Figures, replayed: Figures) -> tuple[str, ...]:
@@ -201,9 +204,16 @@ def advantage_figures(batch: LearningBatch) -> dict[str, float]:
     }
 
 
-def stage_random(seed: int, stage: str) -> random.Random:
-    """The random stream of a stage's resampling, as `actors.reinforcement` begins it."""
-    return random.Random(f"{seed}/{stage}")
+def resampling_streams(run: RecordedRun, seed: int, stage: str) -> Callable[[int], random.Random]:
+    """Step -> the random stream of its resampling, for steps that are asked for in order.
+
+    A run that keeps a ledger of its trained steps begins a stream for each of them, so that it can be resumed; one
+    without draws all steps of a stage from one stream.
+    """
+    if (run.archive.folder / LEDGER).exists():
+        return lambda step: random.Random(f"{seed}/{stage}/{step}")
+    stream = random.Random(f"{seed}/{stage}")
+    return lambda step: stream
 
 
 def compare_weights(stage: str, weights: dict[str, Tensor], checkpoint: Path) -> WeightsComparison:
