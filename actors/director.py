@@ -86,7 +86,12 @@ class DirectorActor(Actor):
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._sampler = Sampler(self.port, self._rollouts)
         self._supervision = Supervision(
-            self.port, self._balancer, self._generators, self._rollouts, lambda: self._version
+            self.port,
+            self._balancer,
+            self._generators,
+            self._rollouts,
+            self._environments,
+            lambda: self._version,
         )
 
     @handles(RunFineTuning)

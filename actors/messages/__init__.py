@@ -35,8 +35,11 @@ from actors.messages.environments import (
     CallFinished,
     CancelCalls,
     DescribeEnvironment,
+    EndSessions,
+    EndSessionsOf,
     EnvironmentStatus,
     RunCall,
+    SessionSoFar,
     VerifyAnswer,
 )
 from actors.messages.generators import (
@@ -67,6 +70,8 @@ __all__ = [
     "DescribeBalancer",
     "DescribeEnvironment",
     "DescribeGenerator",
+    "EndSessions",
+    "EndSessionsOf",
     "EnvironmentStatus",
     "ForgetOwner",
     "ForgetRollout",
@@ -93,6 +98,7 @@ __all__ = [
     "RunRollout",
     "SampleTurn",
     "SaveCheckpoint",
+    "SessionSoFar",
     "StageDone",
     "StoreTrajectory",
     "SyncWeights",
