@@ -113,7 +113,12 @@ class DirectorActor(Actor):
             untold=lambda: tuple(self._reports[self._told :]),
         )
         self._supervision = Supervision(
-            self.port, self._balancer, self._generators, self._rollouts, lambda: self._version
+            self.port,
+            self._balancer,
+            self._generators,
+            self._rollouts,
+            self._environments,
+            lambda: self._version,
         )
 
     @handles(RunFineTuning)

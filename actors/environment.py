@@ -6,6 +6,8 @@ soon as each is done: there is no batch that its slowest call could hold back. W
 Invariants:
 - a call id is run once: asked again while it runs or soon after, the same result is given;
 - each call gets exactly one answer, and waiting ones cost little (`env.call_scheduler`);
+- a cell runs only after those that its session is made of, else the asker is told that they are missing; sessions end
+  when they are over or their owner is gone;
 - a cancelled call is answered at once, never started if it waited, and its program is ended if it ran;
 - answers are compared in processes that are killed when they take too long, so that no loop waits for mathematics.
 """
@@ -25,11 +27,15 @@ from actors.messages import (
     CallFinished,
     CancelCalls,
     DescribeEnvironment,
+    EndSessions,
+    EndSessionsOf,
     EnvironmentStatus,
     RunCall,
+    SessionSoFar,
     VerifyAnswer,
 )
 from actors.simulated_interpreters import SimulatedInterpreters
+from actors.supervision import owner_of
 from actors.system.actor import Actor, handles
 from actors.system.kill_point import reached
 from actors.verification import Verifier
@@ -39,6 +45,7 @@ from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
+from env.sessions import SessionOptions
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER
 from policies.scripted import Script
@@ -88,12 +95,13 @@ class EnvironmentActor(Actor):
         recycle_after: int = RECYCLE_AFTER,
         faults: FaultPlan | None = None,
         workload: Script | None = None,
+        sessions: SessionOptions | None = None,
     ) -> None:
         """`limits` are the most that a call gets.
 
         `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
         `libraries` is the folder that `python -m env.image` built, by default the project's own. How calls are kept
-        apart (`isolation`, `preloaded`, `recycle_after`) is as in `env.interpreters.Interpreters`.
+        apart (`isolation`, `preloaded`, `recycle_after`, `sessions`) is as in `env.interpreters.Interpreters`.
         `faults` are made to happen to its jails. With a `workload` nothing is run: it says what comes of each call, and
         how long that takes.
         """
@@ -105,6 +113,7 @@ class EnvironmentActor(Actor):
         self._run_id, self._faults = run_id, faults
         self._isolation: IsolationKind = isolation
         self._preloaded, self._recycle_after = tuple(preloaded), recycle_after
+        self._session_options = sessions or SessionOptions()
         self._open: dict[str, asyncio.Future[ToolResult]] = {}
         self._calls_run = self._sandbox_failures = self._cancelled = 0
         self._answers_compared = self._comparisons_timed_out = 0
@@ -132,6 +141,7 @@ class EnvironmentActor(Actor):
             isolation=self._isolation,
             preloaded=self._preloaded,
             recycle_after=self._recycle_after,
+            sessions=self._session_options,
         )
 
     def _simulated(self, workload: Script) -> SimulatedInterpreters:
@@ -147,9 +157,41 @@ class EnvironmentActor(Actor):
         call = request.call
         result = self._recent.get(call.id)
         if result is None:
+            if (
+                call.id not in self._open
+                and request.session is not None
+                and not await self._knows(call, request.session)
+            ):
+                missing = ToolResult(id=call.id, status="sandbox_failure", reason="The session is not known here.")
+                return CallFinished(result=missing, history_missing=True)
             answer = self._open.get(call.id) or self._take(call)
             result = await asyncio.shield(answer)  # who gives up does not take the result from the others
         return CallFinished(result=result)
+
+    async def _knows(self, call: ToolCall, so_far: SessionSoFar) -> bool:
+        """Whether a cell's session is what it should be, if need be because it is now made to be that."""
+        assert isinstance(self._interpreters, Interpreters), "nothing that is simulated has sessions"
+        sessions = await self._interpreters.sessions()
+        if sessions.is_current(call.session, so_far.last_call):
+            return True
+        if so_far.cells is None:
+            return False
+        await self._interpreters.adopt(call.session, so_far.cells, so_far.last_call)
+        return True
+
+    @handles(EndSessions)
+    async def on_end_sessions(self, message: EndSessions) -> None:
+        await self._end_sessions(message.sessions)
+
+    @handles(EndSessionsOf)
+    async def on_end_sessions_of(self, message: EndSessionsOf) -> None:
+        open_ = self._interpreters.open_sessions() if isinstance(self._interpreters, Interpreters) else ()
+        await self._end_sessions([name for name in open_ if owner_of(name) == message.owner])
+
+    async def _end_sessions(self, names: Sequence[str]) -> None:
+        if names and isinstance(self._interpreters, Interpreters):
+            sessions = await self._interpreters.sessions()
+            await asyncio.gather(*[sessions.end(name) for name in names])
 
     @handles(CancelCalls)
     async def on_cancel(self, message: CancelCalls) -> None:
@@ -173,6 +215,8 @@ class EnvironmentActor(Actor):
             cancelled=self._cancelled,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
+            live_sessions=described.live_sessions,
+            cells_replayed=described.cells_replayed,
             answers_compared=self._answers_compared,
             comparisons_timed_out=self._comparisons_timed_out,
         )

@@ -5,24 +5,30 @@ Invariants:
   environment died, is tried on another one before the failure is given out;
 - an environment that is slow because much waits there is not taken for a dead one: a deadline that passes only makes
   the pool ask whether work goes on;
-- whoever gives up on a call has it cancelled where it waits or runs.
+- whoever gives up on a call has it cancelled where it waits or runs;
+- a trajectory's cells run one after the other, on the environment that has its session. Where that is lost, or has
+  forgotten, the earlier cells are sent along and run again. `end_session` frees it wherever it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 from actors.messages import (
     CallFinished,
     CancelCalls,
     DescribeEnvironment,
+    EndSessions,
     EnvironmentStatus,
     RunCall,
+    SessionSoFar,
     VerifyAnswer,
 )
+from actors.supervision import insist
 from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, Port
-from env.tool_call import ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, Cell, ToolCall, ToolResult
 from policies.dispatch import LeastOutstanding
 from policies.trajectory import Verdict
 
@@ -40,6 +46,19 @@ PAUSES_S = (0.25, 1.0, 4.0, 16.0)
 back. The first loss costs no wait where there is another environment."""
 
 
+@dataclass
+class _Session:
+    """What this pool knows of a trajectory's session."""
+
+    key: str
+    """Its name where it runs: of this attempt at the trajectory only."""
+    cells: list[Cell] = field(default_factory=list)
+    last_call: str = ""
+    environment: str = ""
+    """Which one has it; empty before the first cell."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class EnvironmentPool:
     """Runs calls on whichever environment has the fewest.
 
@@ -54,17 +73,49 @@ class EnvironmentPool:
         self._environments = {ref.name: ref for ref in environments}
         self._dispatch = LeastOutstanding(list(self._environments))
         self._looks: dict[str, asyncio.Task[int | None]] = {}
+        self._sessions: dict[str, _Session] = {}
         self.retried_elsewhere = 0
         """Calls given to another environment, or to a restarted one, because one had failed them."""
 
     async def run(self, call: ToolCall, trajectory: str = "") -> ToolResult:
-        """Run one call. What failed everywhere is a `sandbox_failure`; never raises for a failure."""
+        """Run one call. What failed everywhere is a `sandbox_failure`; never raises for a failure.
+
+        Cells belong to the session of their `trajectory`.
+        """
+        if call.tool != JUPYTER_TOOL:
+            return await self._run(call, trajectory, None)
+        session = self._sessions.get(trajectory)
+        if session is None:
+            session = self._sessions[trajectory] = _Session(f"{trajectory}@{self._port.fresh_id()}")
+        async with session.turn:
+            result = await self._run(call.model_copy(update={"session": session.key}), trajectory, session)
+            if result.status != "sandbox_failure":
+                session.last_call = call.id
+                if result.status != "invalid_call" and not result.session_ended:
+                    session.cells.append(Cell(code=call.code, limits=call.limits))
+        return result
+
+    def end_session(self, trajectory: str) -> None:
+        """The trajectory is over; its session, if it has one, is freed."""
+        session = self._sessions.pop(trajectory, None)
+        if session is not None and session.environment:
+            self._free(session)
+
+    def _free(self, session: _Session) -> None:
+        """Whoever has a session need not keep it any longer. If it is dead, there is nothing to free."""
+        ended = EndSessions(sessions=(session.key,))
+        self._port.start_task(insist(self._port, self._environments[session.environment], ended))
+
+    async def _run(self, call: ToolCall, trajectory: str, session: _Session | None) -> ToolResult:
         avoid: frozenset[str] = frozenset()
         failures = losses = 0
         while True:
-            name = self._dispatch.choose(avoid)
+            name = self._dispatch.choose(avoid, session.environment if session is not None else "")
             try:
-                result = (await self._ask(name, RunCall(call=call, trajectory=trajectory))).result
+                if session is None:
+                    result = (await self._ask(name, RunCall(call=call, trajectory=trajectory))).result
+                else:
+                    result = await self._ask_for_cell(name, call, trajectory, session)
                 failures += result.status == "sandbox_failure"
             except ActorError as error:
                 losses += 1
@@ -101,6 +152,20 @@ class EnvironmentPool:
                 self._dispatch.finished(name)
             avoid |= {name}
         raise ActorLost(f"{FAILURES} environments were lost while they verified one answer; see their logs")
+
+    async def _ask_for_cell(self, name: str, call: ToolCall, trajectory: str, session: _Session) -> ToolResult:
+        """One attempt at a cell; sends the earlier ones along where they are not known. Raises as `_ask`."""
+        cells = tuple(session.cells)
+        known = name == session.environment
+        if not known and session.environment:
+            self._free(session)
+        session.environment = name
+        so_far = SessionSoFar(last_call=session.last_call, cells=None if known else cells)
+        finished = await self._ask(name, RunCall(call=call, trajectory=trajectory, session=so_far))
+        if finished.history_missing:
+            so_far = SessionSoFar(last_call=session.last_call, cells=cells)
+            finished = await self._ask(name, RunCall(call=call, trajectory=trajectory, session=so_far))
+        return finished.result
 
     async def _ask(self, name: str, request: RunCall) -> CallFinished:
         """One attempt. Raises `ActorError` if the environment is lost, broken or stuck."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 import random
 import re
 
-from actors.messages import Learn, RunCall, RunFineTuning
+from actors.environment_pool import EnvironmentPool
+from actors.messages import Learn, RunFineTuning
 from actors.run_books import Stepped
 from actors.system.actor import ActorRef, Port
 from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
 from policies.chat_format import ChatFormat
 from policies.curriculum import ProblemStream, ShuffledEpochs
-from policies.demonstrations import expected_result, sequence_from_script, write_script
+from policies.demonstrations import Script, expected_result, sequence_from_script, write_script
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import FineTuningOptions
@@ -44,7 +45,8 @@ class FineTuning:
         position: StagePosition | None,
         stepped: Stepped,
     ) -> None:
-        self._port, self._chat, self._learner, self._environments = port, chat, learner, environments
+        self._port, self._chat, self._learner = port, chat, learner
+        self._environments = EnvironmentPool(port, environments)
         self._name, self._options, self._limits = request.name, request.options, request.limits
         self._run_seed, self._position, self._stepped = run_seed, position, stepped
         self._rng = random.Random(f"{run_seed}/{request.name}")
@@ -75,13 +77,13 @@ class FineTuning:
         sequences = []
         for index in range(self._options.demonstrations):
             script = write_script(stream.posed(index), self._options.habits, self._rng, tools=limits.tools)
-            results = [await self._failure(program, script.expression) for program in script.programs[:-1]]
+            results = [await self._failure(program, script) for program in script.programs[:-1]]
             results += [expected_result(program, script.expression) for program in script.programs[-1:]]
             sequences.append(sequence_from_script(script, tuple(results), self._chat, limits.tool_response_characters))
             await self._port.clock.sleep(0)  # making thousands takes seconds: the director must stay reachable
         return sequences
 
-    async def _failure(self, program: str, expression: str) -> ToolResult:
+    async def _failure(self, program: str, script: Script) -> ToolResult:
         """What the sandbox says of a broken program.
 
         Programs that differ in their digits only fail alike, so one of each shape is run, and its expression is put
@@ -89,9 +91,9 @@ class FineTuning:
         """
         shape = re.sub(r"\d", "0", program)
         if shape not in self._failures:
-            call = ToolCall(id=f"{self._name}/{shape}", code=program, limits=self._limits.call)
-            environment = self._environments[len(self._failures) % len(self._environments)]
-            finished = await self._port.ask(environment, RunCall(call=call, trajectory=self._name), LEARN_DEADLINE_S)
-            self._failures[shape] = (expression, finished.result)
+            name = f"{self._name}/{shape}"
+            call = ToolCall(id=name, tool=script.tools[0], code=program, limits=self._limits.call)
+            self._failures[shape] = (script.expression, await self._environments.run(call, name))
+            self._environments.end_session(name)
         shown, result = self._failures[shape]
-        return result.model_copy(update={"stderr": result.stderr.replace(shown, expression)})
+        return result.model_copy(update={"stderr": result.stderr.replace(shown, script.expression)})

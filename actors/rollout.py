@@ -149,6 +149,10 @@ class RolloutActor(Watched):
         """Run one call; one whose environment died is tried on another."""
         return await self._environments.run(call, trajectory)
 
+    def end_session(self, trajectory: str) -> None:
+        """The trajectory runs no more code."""
+        self._environments.end_session(trajectory)
+
     async def verify_answer(self, extracted: str, gold: str) -> Verdict:
         """The verdict of an environment; where one died, of another. Raises `ActorLost` if none gives any."""
         return await self._environments.verify(extracted, gold)
@@ -185,6 +189,7 @@ class _Play:
                     case Verify(extracted, gold):
                         self._final_tokens = self._dialogue.length
                         self._release()  # the cache is of more use to others
+                        self._actor.end_session(self._request.id)
                         self._dialogue.verified(await self._actor.verify_answer(extracted, gold))
                     case Finished() as finished:
                         if finished.finish != "sandbox_failure":
@@ -192,6 +197,7 @@ class _Play:
                         return self._trajectory(finished)
         finally:
             self._release()
+            self._actor.end_session(self._request.id)
 
     async def _sample(self, sample: Sample) -> None:
         for _ in range(TRIES):

@@ -2,7 +2,7 @@
 
 Invariants:
 - a generator that is gone, or can't be reached, gets no leases until it is back with the weights of the day;
-- what a dead rollout actor held (leases; requests and histories at generators) is given back for it;
+- what a dead rollout actor held (leases; requests and histories at generators; sessions) is given back for it;
 - what is said of one incarnation can't hit its successor.
 
 A parked ask tells of a death (design, section 2); asking again, after a pause, tells of the return.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from actors.messages import (
     AwaitEnd,
     DescribeGenerator,
+    EndSessionsOf,
     ForgetOwner,
     Identify,
     Identity,
@@ -73,9 +74,11 @@ class Supervision:
         balancer: ActorRef,
         generators: Sequence[ActorRef],
         rollouts: Sequence[ActorRef],
+        environments: Sequence[ActorRef],
         version: Callable[[], WeightsVersion],
     ) -> None:
         self._port, self._balancer, self._generators = port, balancer, list(generators)
+        self._environments = list(environments)
         self._version = version
         self.left_out: dict[str, None] = {}
         """Generators that get no leases for now."""
@@ -119,13 +122,16 @@ class Supervision:
 
     async def _rollouts_gone(self, ref: ActorRef, incarnation: int) -> None:
         owner = f"{ref.name}-{incarnation}"
-        await asyncio.gather(*[insist(self._port, each, ForgetOwner(owner=owner)) for each in self._generators])
+        await asyncio.gather(
+            *[insist(self._port, each, ForgetOwner(owner=owner)) for each in self._generators],
+            *[insist(self._port, each, EndSessionsOf(owner=owner)) for each in self._environments],
+        )
         await insist(self._port, self._balancer, ReleaseOwner(owner=owner))
 
     async def _nothing(self, _: ActorRef) -> bool:
         return True
 
 
-def owner_of(lease: str) -> str:
-    """`NAME-INCARNATION` of the rollout actor that holds a lease named `ROLLOUT@NAME-INCARNATION-SERIAL`."""
-    return lease.rpartition("@")[2].rpartition("-")[0]
+def owner_of(name: str) -> str:
+    """`NAME-INCARNATION` of the rollout actor that has a lease or session named `ROLLOUT@NAME-INCARNATION-SERIAL`."""
+    return name.rpartition("@")[2].rpartition("-")[0]

@@ -24,7 +24,7 @@ RECIPE = ROOT / "recipes" / "quickstart.toml"
 SHUFFLED = ["stages.rl-1.rewards=shuffled", "stages.rl-2.rewards=shuffled"]
 EXPERIMENTS = {f"seed-{seed}": [f"seed={seed}"] for seed in range(3)} | {
     "shuffled": SHUFFLED,
-    "no-tools": ["tools=false"],
+    "no-tools": ["tools=[]"],
 }
 
 

@@ -244,6 +244,10 @@ class Slot:
         """Most memory that the call held at once, as far as the kernel tells."""
         return max(0, self._read(self._peak) - self._bytes_before)
 
+    def held_bytes(self) -> int:
+        """Memory that is charged to it now."""
+        return self._read(self._usage)
+
     def processes(self) -> list[int]:
         return [int(pid) for pid in (self._memory / "cgroup.procs").read_text().split()]
 

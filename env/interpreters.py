@@ -21,7 +21,11 @@ from env import preload
 from env.image import Image
 from env.isolation import Isolation, IsolationKind, Running, SandboxDescription
 from env.jail_per_call import JailPerCall
-from env.tool_call import PYTHON_TOOL, Limits, ToolCall, ToolResult
+from env.session_jails import JailRooms
+from env.session_room import Rooms
+from env.session_zygotes import ZygoteRooms
+from env.sessions import SessionOptions, Sessions
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Cell, Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER, Zygotes
 
 logger = logging.getLogger(__name__)
@@ -42,8 +46,10 @@ class Interpreters:
         isolation: IsolationKind = "zygote",
         preloaded: Sequence[str] = preload.LIBRARIES,
         recycle_after: int = RECYCLE_AFTER,
+        sessions: SessionOptions | None = None,
     ) -> None:
-        """`limits` are the most that a call gets, whatever it asks for; `workers` calls run at once.
+        """`limits` are the most that a call gets, whatever it asks for; `workers` calls run at once. Cells of sessions
+        run in processes that live on, bounded by `sessions`.
 
         `preloaded` libraries are in zygotes' memory before a call starts, in this order (see `env.preload`); a
         zygote's jail is replaced after `recycle_after` calls. Neither means anything to `isolation="jail-per-call"`.
@@ -67,6 +73,8 @@ class Interpreters:
         self._free = list(range(workers))
         self._turn = asyncio.Semaphore(workers)
         self._starting: asyncio.Task[Isolation] | None = None
+        self._session_options = sessions or SessionOptions()
+        self._opening: asyncio.Task[Sessions] | None = None
         self._tasks: dict[asyncio.Task[ToolResult], Running] = {}
         self._closed = False
 
@@ -76,7 +84,10 @@ class Interpreters:
 
     async def describe(self) -> SandboxDescription:
         """What keeps calls away from the host and from each other. Raises as `isolation` does."""
-        return SandboxDescription(SANDBOX, self.isolation_kind, (await self.isolation()).weaknesses)
+        weaknesses = (await self.isolation()).weaknesses
+        opened = self._opened()
+        live, replayed = (opened.live, opened.replayed) if opened is not None else (0, 0)
+        return SandboxDescription(SANDBOX, self.isolation_kind, weaknesses, live, replayed)
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call when its turn comes. A program's failure is a result, never an exception.
@@ -85,9 +96,8 @@ class Interpreters:
         """
         if self._closed:
             raise RuntimeError("these interpreters are closed")
-        if call.tool != PYTHON_TOOL:
-            reason = f"There is no tool {call.tool!r}; the tool is {PYTHON_TOOL!r}."
-            return ToolResult(id=call.id, status="invalid_call", reason=reason)
+        if wrong := _what_is_wrong(call):
+            return ToolResult(id=call.id, status="invalid_call", reason=wrong)
         running = Running()
         task = asyncio.get_running_loop().create_task(self._serve(call, running))
         self._tasks[task] = running
@@ -104,6 +114,11 @@ class Interpreters:
         for running in self._tasks.values():
             running.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            (sessions,) = await asyncio.gather(opening, return_exceptions=True)
+            if not isinstance(sessions, BaseException):
+                await sessions.close()
         if self._starting is not None:
             starting, self._starting = self._starting, None
             (isolation,) = await asyncio.gather(starting, return_exceptions=True)
@@ -120,8 +135,10 @@ class Interpreters:
                 return _failure(call, "The call was given up before it started.")
             worker = self._free.pop()
             try:
-                isolation = await self._started()
-                return await isolation.run(call, _at_most(call.limits, self.limits), worker, running)
+                limits = _at_most(call.limits, self.limits)
+                if call.tool == JUPYTER_TOOL:
+                    return await (await self.sessions()).run(call, limits, running)
+                return await (await self._started()).run(call, limits, worker, running)
             except OSError as error:
                 logger.warning("call %s could not be run: %s", call.id, error)
                 return _failure(call, f"The sandbox could not start the program: {error}")
@@ -134,6 +151,40 @@ class Interpreters:
             self._starting = asyncio.get_running_loop().create_task(asyncio.to_thread(self._make_isolation))
         return await asyncio.shield(self._starting)
 
+    async def sessions(self) -> Sessions:
+        """The sessions of these interpreters. Raises `OSError` if there can't be any now."""
+        if self._closed:
+            raise OSError("these interpreters are closed")
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.get_running_loop().create_task(self._open_sessions())
+        return await asyncio.shield(self._opening)
+
+    def open_sessions(self) -> tuple[str, ...]:
+        """Names of the sessions that there are."""
+        opened = self._opened()
+        return opened.names() if opened is not None else ()
+
+    async def adopt(self, session: str, cells: Sequence[Cell], last_call: str) -> None:
+        """Make a session what these cells make of it; `last_call` is the id of the call that it answered last.
+
+        Raises as `sessions` does.
+        """
+        limited = [cell.model_copy(update={"limits": _at_most(cell.limits, self.limits)}) for cell in cells]
+        await (await self.sessions()).adopt(session, limited, last_call)
+
+    def _opened(self) -> Sessions | None:
+        opening = self._opening
+        return opening.result() if opening is not None and opening.done() and opening.exception() is None else None
+
+    async def _open_sessions(self) -> Sessions:
+        rooms = await asyncio.to_thread(self._make_rooms)
+        return Sessions(rooms, self._session_options, self._workers)
+
+    def _make_rooms(self) -> Rooms:
+        if self.isolation_kind == "jail-per-call":
+            return JailRooms(self._image, self._run_id)
+        return ZygoteRooms(self._image, self._run_id, self._preloaded)
+
     def _make_isolation(self) -> Isolation:
         if self.isolation_kind == "jail-per-call":
             return JailPerCall(self._image, self._workers, self._run_id)
@@ -142,6 +193,17 @@ class Interpreters:
 
 def _at_most(asked: Limits, most: Limits) -> Limits:
     return Limits(**{name: min(getattr(asked, name), getattr(most, name)) for name in Limits.model_fields})
+
+
+def _what_is_wrong(call: ToolCall) -> str:
+    """Why a call is none; empty if it is one."""
+    if call.tool not in (PYTHON_TOOL, JUPYTER_TOOL):
+        return f"There is no tool {call.tool!r}; the tools are {PYTHON_TOOL!r} and {JUPYTER_TOOL!r}."
+    if call.tool == JUPYTER_TOOL and not call.session:
+        return f"A call of {JUPYTER_TOOL!r} needs a session."
+    if call.tool == JUPYTER_TOOL and call.input:
+        return f"{JUPYTER_TOOL!r} has no standard input."
+    return ""
 
 
 def _failure(call: ToolCall, reason: str) -> ToolResult:

@@ -33,7 +33,7 @@ _LOG_BYTES = 8 << 10
 
 
 @functools.cache
-def _runner_descriptor() -> int:
+def runner_descriptor() -> int:
     """The runner as a marshalled code object in sealed memory; open for the life of this process."""
     source = Path(runner.__file__)
     code = compile(source.read_text(), "<greenroom runner>", "exec", dont_inherit=True, optimize=2)
@@ -94,7 +94,7 @@ class JailedProcess:
             jail.CONTROL: control,
             jail.STDOUT: out.writer,
             jail.STDERR: err.writer,
-            jail.RUNNER: _runner_descriptor(),
+            jail.RUNNER: runner_descriptor(),
             jail.CONFIG: self._config,
         }
         loop = asyncio.get_running_loop()

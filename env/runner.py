@@ -142,19 +142,19 @@ class SourceOf:
         return self.code.decode("utf-8", "replace")
 
 
-def execute(code, namespace):
+def execute(code, namespace, filename=FILENAME):
     """Run statements; print the value of a last one that is an expression, unless it ends in a semicolon."""
     import _ast
 
-    tree = compile(code, FILENAME, "exec", _ONLY_AST, dont_inherit=True)
+    tree = compile(code, filename, "exec", _ONLY_AST, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, _ast.Expr) or code.rstrip().endswith(b";"):
-        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)
+        exec(compile(tree, filename, "exec", dont_inherit=True), namespace)
         return
     tree.body.pop()
-    statements = compile(tree, FILENAME, "exec", dont_inherit=True)
+    statements = compile(tree, filename, "exec", dont_inherit=True)
     features = statements.co_flags & _FUTURE_FEATURES
-    echo = compile(_ast.Interactive(body=[last]), FILENAME, "single", features, dont_inherit=True)
+    echo = compile(_ast.Interactive(body=[last]), filename, "single", features, dont_inherit=True)
     exec(statements, namespace)
     exec(echo, namespace)
 

@@ -64,6 +64,11 @@ class Stream:
             if not self.read() or (len(self.kept) == before and not self.truncated):
                 return
 
+    def restart(self, cap: int) -> None:
+        """Keep what comes from now on, up to another cap."""
+        self.kept.clear()
+        self.cap, self.truncated = cap, False
+
     @classmethod
     def several(cls, *caps: int) -> list[Stream]:
         """One for each cap, or none. Raises `OSError` if the host lacks descriptors."""

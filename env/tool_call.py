@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PYTHON_TOOL = "python_code_with_standard_io"
 """Stateless Python with standard input; arguments `code` and `input` (rStar2-Agent's release)."""
+JUPYTER_TOOL = "jupyter_code"
+"""A cell of a session, whose names persist from cell to cell; argument `code`."""
+ToolName = Literal["python_code_with_standard_io", "jupyter_code"]
 
 Status = Literal[
     "success",  # exit code 0
@@ -62,6 +65,17 @@ class ToolCall(BaseModel):
     input: str = ""
     """What the code can read from standard input."""
     limits: Limits = Limits()
+    session: str = ""
+    """Of a cell: the session that it belongs to."""
+
+
+class Cell(BaseModel):
+    """A cell that a session's state is made of: what has to be run again where its process is lost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: str
+    limits: Limits
 
 
 class ToolResult(BaseModel):
@@ -82,10 +96,17 @@ class ToolResult(BaseModel):
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    """Of a cell: beyond what its session held before."""
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     reason: str = ""
     """One sentence on what went wrong, for people and models; empty on success."""
+    restarted: bool = False
+    """Of a cell: whether its session's earlier process was gone, so that a new one was made."""
+    replayed: int = 0
+    """Of a cell: how many earlier ones were run again before it, because of that."""
+    session_ended: bool = False
+    """Of a cell: whether it ended its session's process. It is not among those that are run again."""
 
     @property
     def is_tool_error(self) -> bool:

@@ -172,16 +172,13 @@ class ZygoteCall:
     def _on_started(self, said: Said) -> None:
         self._started = said
         set_out_of_memory_score(said.pid, 0)  # it has its zygote's, which is protected
-        _, pid, user, seccomp, no_new_privileges, capabilities, _ = said.numbers
-        own_user = user == self._user != 0 and said.uid == self._jail.ids.outside + self._user
-        no_rights = no_new_privileges == 1 and capabilities == 0
-        if pid == 1 or seccomp != _FILTERED or not no_rights or (self._user and not own_user):
-            self._failure = f"a program said of its protections: {said.text}, sent by user {said.uid}"
+        self._failure = lacks_protection(said, self._user, self._jail.ids.outside)
+        if self._failure:
             self._kill("start")
             return
         seen = self._confirmed
         seen.init, seen.seccomp, seen.no_rights = seen.init + 1, seen.seccomp + 1, seen.no_rights + 1
-        seen.own_user += own_user
+        seen.own_user += self._user != 0
         left = self._limits.wall_seconds - (time.monotonic_ns() - said.numbers[0]) / 1e9
         self._timers[0].cancel()
         self._timers.append(self._loop.call_later(max(0.0, left), self._kill, "timeout"))
@@ -244,6 +241,18 @@ class ZygoteCall:
                 )
             ),
         )
+
+
+def lacks_protection(started: Said, user: int, outside: int) -> str:
+    """What is wrong if a program's `started` does not show all that must be in force; empty if it does.
+
+    `user` is the one chosen for it (0: there is but one), `outside` the id that the jail's user 0 has for the host.
+    """
+    _, pid, own, seccomp, no_new_privileges, capabilities, _ = started.numbers
+    own_user = own == user and started.uid == outside + user
+    if pid != 1 and seccomp == _FILTERED and no_new_privileges == 1 and capabilities == 0 and (own_user or not user):
+        return ""
+    return f"a program said of its protections: {started.text}, sent by user {started.uid}"
 
 
 def _is_ending(pidfd: int) -> bool:

@@ -95,7 +95,7 @@ class Zygotes:
         code = call.code.encode("utf-8", "surrogatepass")
         place = self._workers[worker]
         try:
-            jail, zygote = await self._ready(place, code)
+            jail, zygote = await self.ready(worker, code)
             process = ZygoteCall(
                 jail, zygote, code, call.input.encode("utf-8", "surrogatepass"), limits, place.slot, self.confirmed
             )
@@ -106,8 +106,9 @@ class Zygotes:
                 place.jail, lost = None, place.jail
                 await lost.end()
 
-    async def _ready(self, place: _Worker, code: bytes) -> tuple[ZygoteJail, Zygote]:
-        """The worker's jail, grown to what the code names, and the zygote that has it."""
+    async def ready(self, worker: int, code: bytes) -> tuple[ZygoteJail, Zygote]:
+        """A worker's jail, grown to what the code names, and the zygote that has it. Raises `OSError`."""
+        place = self._workers[worker]
         if place.jail is not None and (place.jail.lost or place.jail.calls >= self._recycle_after):
             place.jail, old = None, place.jail
             await old.end()

@@ -102,6 +102,7 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
                     "isolation": recipe.environments.isolation,
                     "preloaded": recipe.environments.preloaded,
                     "recycle_after": recipe.environments.recycle_after,
+                    "sessions": recipe.environments.sessions,
                 },
                 restarts=ENVIRONMENT_RESTARTS,
             )

@@ -20,7 +20,8 @@ from actors.simulated_learner import LearnerCost
 from actors.tokenizer import PromptOptions
 from env.isolation import IsolationKind
 from env.preload import LIBRARIES
-from env.tool_call import Limits
+from env.sessions import SessionOptions
+from env.tool_call import PYTHON_TOOL, Limits, ToolName
 from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
 from policies.options import LimitOptions, Options
@@ -103,6 +104,8 @@ class EnvironmentSettings(Options):
     """Libraries that zygotes import before a call comes, in this order; those that the sandbox lacks are left out."""
     recycle_after: Annotated[int, Field(ge=1)] = RECYCLE_AFTER
     """Calls after which a zygote's jail is replaced by a new one."""
+    sessions: SessionOptions = SessionOptions()
+    """Bounds on what the cells of `jupyter_code` keep alive, for each environment."""
 
 
 class RolloutSettings(Options):
@@ -166,8 +169,9 @@ class Recipe(Options):
     deterministic: bool = False
     """Whether the same recipe gives the same weights, bit for bit, also where a run died and was resumed. It costs
     time: rollouts run in fixed waves that wait for one another at each turn (docs/resuming.md)."""
-    tools: bool = True
-    """Whether code runs. Without, the model has to answer on its own (a control experiment)."""
+    tools: tuple[ToolName, ...] = (PYTHON_TOOL,)
+    """What the model may call: `python_code_with_standard_io` (each program on its own) and `jupyter_code` (cells that
+    share names). Without any, it has to answer on its own (a control experiment)."""
     model: ModelSettings
     prompt: PromptOptions = PromptOptions()
     generators: GeneratorSettings = GeneratorSettings()

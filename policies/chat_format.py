@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from policies.tool_calls import TOOL_SCHEMAS
+from env.tool_call import PYTHON_TOOL, ToolName
+from policies.tool_calls import schemas_of
 
 type Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, bool], str]
 """(messages, tools, add_generation_prompt) -> text."""
@@ -68,9 +69,9 @@ class ChatFormat:
         self.stop_ids: tuple[int, ...] = (ids[0],)
         self.tool_turn(["probe"])
 
-    def prompt(self, question: str) -> list[int]:
-        """Ids of the dialogue up to where the model begins."""
-        return self._encode(self._render(self._opening_messages(question), TOOL_SCHEMAS, True) + self._opening)
+    def prompt(self, question: str, tools: Sequence[ToolName] = (PYTHON_TOOL,)) -> list[int]:
+        """Ids of the dialogue up to where the model begins; `tools` are those that it is told of."""
+        return self._encode(self._render(self._opening_messages(question), schemas_of(tools), True) + self._opening)
 
     def model_turn(self, text: str) -> list[int]:
         """Ids of a model turn that says `text` and ends (demonstrations need it; rollouts sample theirs)."""
@@ -80,7 +81,9 @@ class ChatFormat:
         """Ids to append after a model turn that made calls: the results, and the start of the next model turn."""
         messages = [*self._opening_messages("?"), {"role": "assistant", "content": _MARKER}]
         messages += [{"role": "tool", "content": text} for text in results]
-        return self._encode(self._after_marker(self._render(messages, TOOL_SCHEMAS, True)) + self._opening)
+        return self._encode(
+            self._after_marker(self._render(messages, schemas_of((PYTHON_TOOL,)), True)) + self._opening
+        )
 
     def _opening_messages(self, question: str) -> list[dict[str, Any]]:
         if not self._instructions:

@@ -11,7 +11,7 @@ import json
 import random
 from dataclasses import dataclass
 
-from env.tool_call import PYTHON_TOOL, ToolResult
+from env.tool_call import PYTHON_TOOL, ToolName, ToolResult
 from policies import tokens
 from policies.arithmetic import Posed, evaluate
 from policies.batch import TrainingSequence
@@ -48,26 +48,29 @@ class Script:
     """Programs in the order of the calls: perhaps a broken one, then one that works."""
     texts: tuple[str, ...]
     """What is said before each call, and with the answer."""
+    tools: tuple[ToolName, ...]
+    """What the model is told of; the first one is called."""
 
 
-def write_script(posed: Posed, habits: HabitOptions, rng: random.Random, *, tools: bool) -> Script:
+def write_script(posed: Posed, habits: HabitOptions, rng: random.Random, *, tools: tuple[ToolName, ...]) -> Script:
     """The script of one demonstration."""
     expression = posed.mistaken if rng.random() < posed.mistaken_share * habits.mistakes else posed.expression
     closing = ANSWER.format(answer=evaluate(expression))
     if not tools:
-        return Script(posed.problem.question, expression, (), (NO_TOOLS + closing,))
+        return Script(posed.problem.question, expression, (), (NO_TOOLS + closing,), tools)
     programs, texts = [], [rng.choice(PLANS)]
     if rng.random() < habits.failing_calls:
         programs.append(rng.choice(BROKEN).format(expression=expression))
         texts.append(rng.choice(MENDS))
     programs.append(f"print({expression})")
     texts.append(rng.choice(READS) + closing)
-    return Script(posed.problem.question, expression, tuple(programs), tuple(texts))
+    return Script(posed.problem.question, expression, tuple(programs), tuple(texts), tools)
 
 
-def call_text(program: str) -> str:
+def call_text(program: str, tool: ToolName = PYTHON_TOOL) -> str:
     """A tool call as a model writes it."""
-    return f"{OPEN}\n{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': program, 'input': ''}})}\n{CLOSE}"
+    arguments = {"code": program, "input": ""} if tool == PYTHON_TOOL else {"code": program}
+    return f"{OPEN}\n{json.dumps({'name': tool, 'arguments': arguments})}\n{CLOSE}"
 
 
 def expected_result(program: str, expression: str) -> ToolResult:
@@ -86,11 +89,11 @@ def sequence_from_script(
         response_characters: as in `DialogueLimits.tool_response_characters`.
     """
     assert len(results) == len(script.programs), f"{len(script.programs)} calls, but {len(results)} results"
-    ids = chat.prompt(script.question)
+    ids = chat.prompt(script.question, script.tools)
     learned = bytearray(len(ids))
     for position, text in enumerate(script.texts):
         is_call = position < len(script.programs)
-        turn = chat.model_turn(text + (call_text(script.programs[position]) if is_call else ""))
+        turn = chat.model_turn(text + (call_text(script.programs[position], script.tools[0]) if is_call else ""))
         ids, learned = ids + turn, learned + b"\x01" * len(turn)
         if is_call:
             response = chat.tool_turn([result_text(results[position], response_characters)])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from env.tool_call import ToolCall, ToolResult
+from env.tool_call import PYTHON_TOOL, ToolCall, ToolName, ToolResult
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.options import LimitOptions
@@ -35,8 +35,8 @@ TOOLS_OFF = "tools are switched off in this run: answer without running code"
 class DialogueLimits(LimitOptions):
     """The limits of one dialogue."""
 
-    tools: bool = True
-    """Whether code runs; without, each call is answered by a refusal."""
+    tools: tuple[ToolName, ...] = (PYTHON_TOOL,)
+    """What the model may call; without any, each call is answered by a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Dialogue:
     def __init__(self, *, id: str, chat: ChatFormat, problem: Problem, limits: DialogueLimits) -> None:
         self._chat = chat
         self._last_turn = ""
-        self._open(id, problem, limits, tokens.pack_ids(chat.prompt(problem.question)))
+        self._open(id, problem, limits, tokens.pack_ids(chat.prompt(problem.question, limits.tools)))
 
     def _open(self, id: str, problem: Problem, limits: DialogueLimits, prompt: PackedIds) -> None:
         self.id, self.problem = id, problem
@@ -176,7 +176,9 @@ class Dialogue:
         text = self._last_turn = self._chat.decode(unpacked)
         return Turn(
             ended=bool(unpacked) and unpacked[-1] in self._chat.stop_ids,
-            calls=parse_calls(text, f"{self.id}/{self.turns - 1}", self._limits.call),
+            calls=parse_calls(
+                text, f"{self.id}/{self.turns - 1}", self._limits.call, self._limits.tools, session=self.id
+            ),
             answer_tags=count_answers(text),
         )
 

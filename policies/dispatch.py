@@ -1,6 +1,5 @@
-"""Which environment actor runs a call: the one with the fewest calls outstanding, least recently chosen on ties.
-
-Calls are stateless here, so any environment will do; sessions will add affinity by trajectory.
+"""Which environment actor runs a call: the one that has its session; else the one with the fewest calls outstanding,
+least recently chosen on ties.
 """
 
 from __future__ import annotations
@@ -23,9 +22,14 @@ class LeastOutstanding:
         self._last_chosen = dict.fromkeys(environments, -1)
         self._choices = 0
 
-    def choose(self, avoid: frozenset[str]) -> str:
-        """An environment for one call; those in `avoid` (they just failed it) only if there is no other."""
+    def choose(self, avoid: frozenset[str], prefer: str = "") -> str:
+        """An environment for one call; those in `avoid` (they just failed it) only if there is no other.
+
+        `prefer` names the one that has the call's session, if any has.
+        """
         candidates = [name for name in self._outstanding if name not in avoid] or list(self._outstanding)
+        if prefer in candidates:
+            candidates = [prefer]
         chosen = min(candidates, key=lambda name: (self._outstanding[name], self._last_chosen[name], name))
         self._outstanding[chosen] += 1
         self._choices += 1

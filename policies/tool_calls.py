@@ -9,32 +9,42 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from env.tool_call import PYTHON_TOOL, Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, ToolCall, ToolName, ToolResult
 from policies.trajectory import Record
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
 
-TOOL_SCHEMAS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": PYTHON_TOOL,
-            "description": "Run a Python program and return what it writes. The last expression's value is shown too.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "code": {"type": "string", "description": "The program."},
-                    "input": {"type": "string", "description": "What the program can read from standard input."},
-                },
-                "required": ["code", "input"],
-            },
-        },
-    }
-]
-"""The tools as chat templates expect them (JSON schema)."""
+
+def _schema(name: ToolName, description: str, **arguments: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string", "description": text} for argument, text in arguments.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+SCHEMAS: dict[ToolName, dict[str, Any]] = {
+    PYTHON_TOOL: _schema(
+        PYTHON_TOOL,
+        "Run a Python program and return what it writes. The last expression's value is shown too.",
+        code="The program.",
+        input="What the program can read from standard input.",
+    ),
+    JUPYTER_TOOL: _schema(
+        JUPYTER_TOOL,
+        "Run a cell of a Python notebook and return what it writes. Names stay defined for later cells; the last "
+        "expression's value is shown too.",
+        code="The cell.",
+    ),
+}
+"""Each tool as chat templates expect it (JSON schema); all of its arguments are required strings."""
+
+
+def schemas_of(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
+    """The tools that a model is told of."""
+    return [SCHEMAS[name] for name in tools]
 
 
 class RequestedCall(Record):
@@ -48,36 +58,55 @@ class RequestedCall(Record):
         return ToolResult(id=self.call.id, status="invalid_call", reason=self.refusal)
 
 
-def parse_calls(turn: str, id_prefix: str, limits: Limits) -> list[RequestedCall]:
-    """All calls of a model turn, in order; ids are `id_prefix/0`, `id_prefix/1`, ..."""
+def parse_calls(
+    turn: str, id_prefix: str, limits: Limits, tools: Sequence[ToolName] = (PYTHON_TOOL,), session: str = ""
+) -> list[RequestedCall]:
+    """All calls of a model turn, in order; ids are `id_prefix/0`, `id_prefix/1`, ...
+
+    `tools` are those that there are, `session` is what cells belong to.
+    """
     calls = []
     for index, match in enumerate(_CALL.finditer(turn)):
-        call_id, raw = f"{id_prefix}/{index}", match.group(1).strip()
-        closed = match.group(0).endswith(CLOSE)
-        arguments, refusal = _arguments(raw) if closed else ({}, f"the call is not closed: end it with {CLOSE}")
-        code, text = (arguments["code"], arguments["input"]) if not refusal else (raw, "")
-        calls.append(RequestedCall(call=ToolCall(id=call_id, code=code, input=text, limits=limits), refusal=refusal))
+        raw = match.group(1).strip()
+        call = ToolCall(id=f"{id_prefix}/{index}", code=raw, limits=limits)
+        if not match.group(0).endswith(CLOSE):
+            calls.append(RequestedCall(call=call, refusal=f"the call is not closed: end it with {CLOSE}"))
+            continue
+        tool, arguments, refusal = _read(raw, tools)
+        if not refusal:
+            belongs = {"session": session} if tool == JUPYTER_TOOL else {}
+            call = ToolCall(id=call.id, tool=tool, limits=limits, **belongs, **arguments)
+        calls.append(RequestedCall(call=call, refusal=refusal))
     return calls
 
 
-def _arguments(raw: str) -> tuple[dict[str, str], str]:
-    """The arguments of a call, or why it is refused."""
+def _read(raw: str, tools: Sequence[ToolName]) -> tuple[str, dict[str, str], str]:
+    """The tool and the arguments of a call, or (last) why it is refused."""
     try:
         request = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        return {}, f"the call is not valid JSON: {error}"
+        return "", {}, f"the call is not valid JSON: {error}"
     if not isinstance(request, dict):
-        return {}, f"the call must be a JSON object with name and arguments, not {type(request).__name__}"
-    if request.get("name") != PYTHON_TOOL:
-        return {}, f"unknown tool {request.get('name')!r}; the only tool is {PYTHON_TOOL}"
-    arguments = request.get("arguments")
+        return "", {}, f"the call must be a JSON object with name and arguments, not {type(request).__name__}"
+    tool: ToolName | None = next((tool for tool in tools if tool == request.get("name")), None)
+    if tool is None:
+        known = f"the only tool is {tools[0]}" if len(tools) == 1 else f"the tools are {' and '.join(tools)}"
+        return "", {}, f"unknown tool {request.get('name')!r}; {known}"
+    arguments, refusal = _arguments(tool, request.get("arguments"))
+    return tool, arguments, refusal
+
+
+def _arguments(tool: ToolName, arguments: object) -> tuple[dict[str, str], str]:
+    """The arguments of a call of `tool`, or why it is refused."""
     if not isinstance(arguments, dict):
         return {}, "arguments must be a JSON object"
-    wrong = [name for name in ("code", "input") if not isinstance(arguments.get(name), str)]
-    if wrong or len(arguments) != 2:
-        return {}, f"{PYTHON_TOOL} takes two strings, code and input; got {', '.join(map(str, arguments)) or 'nothing'}"
-    if any("\ud800" <= character <= "\udfff" for character in arguments["code"] + arguments["input"]):
-        return {}, "code and input must be valid Unicode text (no lone surrogates)"
+    wanted = SCHEMAS[tool]["function"]["parameters"]["required"]
+    if set(arguments) != set(wanted) or not all(isinstance(text, str) for text in arguments.values()):
+        takes = {1: "one string", 2: "two strings"}[len(wanted)]
+        got = ", ".join(map(str, arguments)) or "nothing"
+        return {}, f"{tool} takes {takes}, {' and '.join(wanted)}; got {got}"
+    if any("\ud800" <= character <= "\udfff" for character in "".join(arguments.values())):
+        return {}, f"{' and '.join(wanted)} must be valid Unicode text (no lone surrogates)"
     return arguments, ""
 
 
@@ -96,6 +125,11 @@ def result_text(result: ToolResult, limit: int) -> str:
     lines = ["ok" if result.status == "success" else result.status]
     if result.reason and result.status not in ("success", "error"):
         lines.append(result.reason)  # of an error the traceback tells more
+    if result.session_ended:
+        lines.append("This cell ended the session's process: the next one starts without it.")
+    if result.restarted:
+        again = f"{result.replayed} earlier {'cell was' if result.replayed == 1 else 'cells were'} run again"
+        lines.append(f"The session's process was lost and made anew: {again} before this one.")
     for name, stream in (("stdout", result.stdout), ("stderr", result.stderr)):
         if stream:
             lines.append(f"{name}:\n{shorten(stream.rstrip(), limit)}")

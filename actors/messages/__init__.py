@@ -45,8 +45,11 @@ from actors.messages.environments import (
     CallFinished,
     CancelCalls,
     DescribeEnvironment,
+    EndSessions,
+    EndSessionsOf,
     EnvironmentStatus,
     RunCall,
+    SessionSoFar,
     VerifyAnswer,
 )
 from actors.messages.generators import (
@@ -87,6 +90,8 @@ __all__ = [
     "DescribeBalancer",
     "DescribeEnvironment",
     "DescribeGenerator",
+    "EndSessions",
+    "EndSessionsOf",
     "EnvironmentStatus",
     "FindRollouts",
     "ForgetOwner",
@@ -116,6 +121,7 @@ __all__ = [
     "RunRollout",
     "SampleTurn",
     "SaveCheckpoint",
+    "SessionSoFar",
     "SettleArchive",
     "StageDone",
     "StoreTrajectory",

@@ -4,21 +4,54 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from actors.system.message import Message, Request
-from env.tool_call import ToolCall, ToolResult
-from policies.trajectory import Verdict
+from actors.system.message import Done, Message, Request
+from env.tool_call import Cell, ToolCall, ToolResult
+from policies.trajectory import Record, Verdict
 
 
 class CallFinished(Message, tag="environment.finished"):
     result: ToolResult
+    history_missing: bool = False
+    """The cell was not run: the environment does not know its session's earlier ones. Ask again, and send them."""
+
+
+class SessionSoFar(Record):
+    """What a session's state is, before the cell that is to be run."""
+
+    last_call: str
+    """Id of the last call that was answered; empty before the first."""
+    cells: tuple[Cell, ...] | None
+    """What the state is made of; None if the environment should know."""
 
 
 class RunCall(Request[CallFinished], tag="environment.run"):
-    """Run one tool call; asking again with the same call id gives the same result."""
+    """Run one tool call; asking again with the same call id gives the same result.
+
+    A cell's `session` names one attempt at a rollout: `TRAJECTORY@NAME-INCARNATION-SERIAL`.
+    """
 
     call: ToolCall
     trajectory: str
-    """The rollout that makes the call (sessions and affinity go by it)."""
+    """The rollout that makes the call."""
+    session: SessionSoFar | None = None
+    """Given with cells."""
+
+
+class EndSessions(Request[Done], tag="environment.end_sessions"):
+    """These sessions are over: end what runs in them, and keep nothing of them. Unknown ones are over already.
+
+    It travels in the lane of `RunCall`, so that it can't overtake a session's cells.
+    """
+
+    sessions: tuple[str, ...]
+
+
+class EndSessionsOf(Request[Done], tag="environment.end_sessions_of"):
+    """An incarnation of a rollout actor is gone, and its sessions are over."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+    owner: str
+    """`NAME-INCARNATION`, as names of sessions have it."""
 
 
 class AnswerVerified(Message, tag="environment.verified"):
@@ -59,6 +92,10 @@ class EnvironmentStatus(Message, tag="environment.status"):
     """Calls that nobody wanted any more; not counted in `calls_run`."""
     waiting: int
     running: int
+    live_sessions: int
+    """Sessions that have a process."""
+    cells_replayed: int
+    """Cells that were run again because their session's process was gone."""
     answers_compared: int
     """Answers that could not be judged at sight."""
     comparisons_timed_out: int

@@ -42,9 +42,6 @@ MEASURED = (
 """Figures of the learner that are about the machine: another time they are others."""
 
 
-type Figures = dict[str, float | None]
-
-
 @dataclass(frozen=True, slots=True)
 class StepReplay:
     """One training step: what the run has on record, and what came of it here."""

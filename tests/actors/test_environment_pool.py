@@ -80,6 +80,8 @@ class ScriptedEnvironment(Actor):
             cancelled=0,
             waiting=0,
             running=0,
+            live_sessions=0,
+            cells_replayed=0,
             answers_compared=0,
             comparisons_timed_out=0,
         )

@@ -13,11 +13,13 @@ from actors.messages import (
     CallFinished,
     DescribeArchive,
     DescribeBalancer,
+    EndSessions,
     ForgetRollout,
     JoinGenerator,
     RunCall,
     RunRollout,
     SampleTurn,
+    SessionSoFar,
     TurnSampled,
     VerifyAnswer,
 )
@@ -25,7 +27,7 @@ from actors.rollout import RolloutActor
 from actors.storage.reader import read_archive
 from actors.system.actor import Actor, ActorLost, ActorRef, HandlerFailed, handles
 from actors.tokenizer import PromptOptions, load_chat_format
-from env.tool_call import PYTHON_TOOL, Status, ToolResult
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Status, ToolResult
 from orchestration.tiny_model import write_tokenizer
 from policies import tokens
 from policies.balancing import BalancerOptions, Capacity
@@ -78,6 +80,24 @@ class ScriptedEnvironment(Actor):
         self.calls += 1
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return CallFinished(result=ToolResult(id=request.call.id, status=status, stdout="42\n"))
+
+
+class SessionEnvironment(ScriptedEnvironment):
+    """Notes the sessions that cells come with, and those that are over."""
+
+    def __init__(self) -> None:
+        super().__init__("success")
+        self.cells: list[RunCall] = []
+        self.over: list[str] = []
+
+    @handles(RunCall)
+    async def on_run(self, request: RunCall) -> CallFinished:
+        self.cells.append(request)
+        return CallFinished(result=ToolResult(id=request.call.id, status="success", stdout="42\n"))
+
+    @handles(EndSessions)
+    async def on_end(self, request: EndSessions) -> None:
+        self.over += request.sessions
 
 
 class VerifyingEnvironment(ScriptedEnvironment):
@@ -153,6 +173,27 @@ async def test_a_dialogue_is_played_stored_and_answered(model: Path, tmp_path: P
         assert await leases(stage) == 0 and generator.histories == {}
         await stage.port.ask(ActorRef("archive"), DescribeArchive())
         assert list(read_archive(tmp_path)) == [trajectory]
+
+
+async def test_a_rollouts_session_ends_with_it(model: Path, tmp_path: Path) -> None:
+    cell = json.dumps({"name": JUPYTER_TOOL, "arguments": {"code": "6 * 7"}})
+    turns = (f"<tool_call>\n{cell}\n</tool_call>" * 2, f"<tool_call>\n{cell}\n</tool_call>", ANSWER)
+    async with InProcessStage() as stage:
+        environment = SessionEnvironment()
+        rollout, _ = await staged(stage, model, tmp_path, environment, words=turns)
+        asked = request()
+        limits = asked.limits.model_copy(update={"tools": (JUPYTER_TOOL,)})
+        trajectory = (await stage.port.ask(rollout, asked.model_copy(update={"limits": limits}), 5)).trajectory
+        assert [record.call.session for record in trajectory.calls] == [asked.id] * 3, "archives know no attempts"
+        first, second, third = environment.cells
+        (name,) = {request.call.session for request in environment.cells}
+        assert name.startswith(f"{asked.id}@rollout-0-")
+        so_far = [request.session for request in environment.cells]
+        assert so_far[0] == SessionSoFar(last_call="", cells=())
+        assert so_far[1:] == [SessionSoFar(last_call=each.call.id, cells=None) for each in (first, second)]
+        assert third.call.id == "rl/0/0/0/1/0"
+        await asyncio.sleep(0.01)
+        assert environment.over == [name]
 
 
 async def test_a_turn_sends_only_what_is_new(model: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import env.zygotes
 from env.host_state import cgroups_of
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
-from env.tool_call import Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
 
 ROOM_S = 0.5
 """How long after its limit a call may be answered, beyond the start of its jail."""
@@ -37,6 +37,7 @@ class Host:
     descriptors: Counter[str]
     """What our descriptors lead to, without the numbers that differ between two of a kind."""
     scratch: frozenset[str]
+    """Files of ours in /tmp; simulations, which may run beside these tests, have theirs there too."""
 
 
 def children_of_process(pid: int) -> frozenset[int]:
@@ -71,7 +72,7 @@ def look_at_host() -> Host:
         mounts=tuple(Path("/proc/self/mountinfo").read_text().splitlines()),
         cgroups=frozenset(cgroups_of(os.getpid())),
         descriptors=_open_descriptors(),
-        scratch=frozenset(name for name in os.listdir("/tmp") if "greenroom" in name),
+        scratch=frozenset(name for name in os.listdir("/tmp") if "greenroom" in name and "simulation" not in name),
     )
 
 
@@ -116,6 +117,9 @@ async def interpreters(isolation: IsolationKind) -> AsyncIterator[Interpreters]:
     pool = Interpreters(limits, workers=1, run_id="tests", isolation=isolation)
     try:
         assert (await pool.run(ToolCall(id="first", code="import mpmath"))).status == "success"
+        cell = ToolCall(id="cell", tool=JUPYTER_TOOL, session="first", code="import mpmath")
+        assert (await pool.run(cell)).status == "success"
+        await (await pool.sessions()).end("first")
         yield pool
     finally:
         await pool.close()

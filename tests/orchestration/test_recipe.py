@@ -67,8 +67,8 @@ def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_overrides_take_toml_values_and_bare_words() -> None:
-    recipe = load_recipe(QUICKSTART, ["seed=7", "name=mine", "stages.rl-1.problems.levels=[1, 2]", "tools=false"])
-    assert (recipe.seed, recipe.name, recipe.stages["rl-1"].problems.levels, recipe.tools) == (7, "mine", (1, 2), False)
+    recipe = load_recipe(QUICKSTART, ["seed=7", "name=mine", "stages.rl-1.problems.levels=[1, 2]", "tools=[]"])
+    assert (recipe.seed, recipe.name, recipe.stages["rl-1"].problems.levels, recipe.tools) == (7, "mine", (1, 2), ())
 
 
 def test_the_resolved_recipe_reads_back_as_the_same(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from env.tool_call import ToolResult
+from env.tool_call import PYTHON_TOOL, ToolResult
 from policies import tokens
 from policies.arithmetic import make_problem
 from policies.chat_format import ChatFormat
@@ -16,7 +16,7 @@ HABITS = HabitOptions(mistakes=1.0, failing_calls=0.5)
 
 def test_only_assistant_tokens_are_learned(chat: ChatFormat) -> None:
     posed = make_problem(0, 3, levels=(1, 2), held_out=False)
-    script = write_script(posed, HabitOptions(failing_calls=1.0), random.Random(0), tools=True)
+    script = write_script(posed, HabitOptions(failing_calls=1.0), random.Random(0), tools=(PYTHON_TOOL,))
     sequence = sequence_from_script(script, (FAILED, FAILED), chat, 200)
     ids = tokens.unpack_ids(sequence.ids)
     assert len(sequence.learned) == len(ids)
@@ -32,7 +32,7 @@ def test_a_demonstration_is_token_for_token_a_dialogue(chat: ChatFormat) -> None
     """Replay each demonstration's own words through the dialogue: the histories must be the same."""
     for index in range(40):
         posed = make_problem(0, index, levels=(1, 2), held_out=False)
-        script = write_script(posed, HABITS, random.Random(index), tools=True)
+        script = write_script(posed, HABITS, random.Random(index), tools=(PYTHON_TOOL,))
         limits = DialogueLimits(max_tokens=2000, max_turn_tokens=500, tool_response_characters=200)
         dialogue = Dialogue(id="d", chat=chat, problem=posed.problem, limits=limits)
         results: list[ToolResult] = []
@@ -58,7 +58,7 @@ def test_a_demonstration_is_token_for_token_a_dialogue(chat: ChatFormat) -> None
 def test_habits_are_as_frequent_as_asked(chat: ChatFormat) -> None:
     rng = random.Random(0)
     posed = [make_problem(0, index, levels=(1, 2), held_out=False) for index in range(1500)]
-    scripts = [write_script(each, HABITS, rng, tools=True) for each in posed]
+    scripts = [write_script(each, HABITS, rng, tools=(PYTHON_TOOL,)) for each in posed]
     failing = sum(len(script.programs) == 2 for script in scripts) / len(scripts)
     mistaken = sum(s.expression != p.expression for s, p in zip(scripts, posed, strict=True)) / len(scripts)
     expected = sum(each.mistaken_share for each in posed) / len(posed)
@@ -67,5 +67,5 @@ def test_habits_are_as_frequent_as_asked(chat: ChatFormat) -> None:
 
 
 def test_without_tools_the_answer_is_given_at_once(chat: ChatFormat) -> None:
-    script = write_script(make_problem(0, 0, levels=(1,), held_out=False), HABITS, random.Random(0), tools=False)
+    script = write_script(make_problem(0, 0, levels=(1,), held_out=False), HABITS, random.Random(0), tools=())
     assert script.programs == () and len(script.texts) == 1

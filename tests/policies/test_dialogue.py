@@ -131,7 +131,7 @@ def test_a_sandbox_failure_voids_the_rollout(chat: ChatFormat) -> None:
 
 
 def test_without_tools_no_call_runs(chat: ChatFormat) -> None:
-    dialogue = begin(chat, tools=False)
+    dialogue = begin(chat, tools=())
     say(dialogue, chat, call("print(144)"))
     assert isinstance(dialogue.next_action(), Sample)
     assert dialogue.calls[0].result.reason == TOOLS_OFF

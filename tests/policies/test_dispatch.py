@@ -33,3 +33,10 @@ def test_outstanding_calls_never_differ_by_more_than_one_while_none_finish_out_o
             dispatch.finished(busiest)
         counts = [running.count(name) for name in ("a", "b", "c")]
         assert max(counts) - min(counts) <= 1
+
+
+def test_a_session_is_where_it_was_unless_that_has_just_failed():
+    dispatch = LeastOutstanding(["a", "b"])
+    assert [dispatch.choose(frozenset(), prefer="b") for _ in range(3)] == ["b", "b", "b"]
+    assert dispatch.choose(frozenset({"b"}), prefer="b") == "a"
+    assert dispatch.choose(frozenset()) == "a"

@@ -66,7 +66,7 @@ class InProcessPort:
 
     def fresh_id(self) -> str:
         self._ids += 1
-        return f"{self.name}.{self.incarnation}/{self._ids}"
+        return f"{self.name}-{self.incarnation}-{self._ids}"
 
 
 class InProcessStage:
