@@ -1,4 +1,4 @@
-"""The SFT stage: makes demonstrations, and has the learner imitate them.
+"""The SFT stage: takes chats from a prepared file or makes demonstrations, and has the learner imitate them.
 
 Broken programs are run in the sandbox, one of each shape, since what the interpreter says of them is what the model
 will read later; what a program that prints a number prints is known without running it.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from actors.messages import Learn, Report, RunCall, RunFineTuning
+from actors.prepared import read_chats
 from actors.system.actor import ActorRef, Port
 from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
+from policies.chat_data import training_sequence
 from policies.chat_format import ChatFormat
 from policies.curriculum import ProblemStream
 from policies.demonstrations import expected_result, sequence_from_script, write_script
@@ -50,7 +53,8 @@ class FineTuning:
     async def run(self) -> dict[str, float]:
         """All steps of the stage; returns the figures of its last one."""
         options: FineTuningOptions = self._options
-        sequences = await self._demonstrations(self._limits)
+        made = self._options.data == ()
+        sequences = await (self._demonstrations(self._limits) if made else self._chats())
         figures: dict[str, float] = {}
         batches = self._batches(sequences)
         for step in range(options.steps):
@@ -62,6 +66,24 @@ class FineTuning:
             figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
             self._report(Report(kind="fine_tune", stage=self._name, step=step + 1, figures=figures))
         return figures
+
+    async def _chats(self) -> list[TrainingSequence]:
+        sequences, too_long = [], 0
+        for sample in read_chats(Path(self._options.data[0].path)):
+            sequence = training_sequence(sample, self._chat)
+            if sequence.length <= self._limits.max_tokens:
+                sequences.append(sequence)
+            else:
+                too_long += 1
+            await self._port.clock.sleep(0)  # as in `_demonstrations`
+        if not sequences:
+            raise ValueError(
+                f"all {too_long} chats of stages.{self._name} are longer than limits.max_tokens="
+                f"{self._limits.max_tokens}; raise it"
+            )
+        figures = {"chats": float(len(sequences)), "chats_too_long": float(too_long)}
+        self._report(Report(kind="event", stage=self._name, step=0, figures=figures))
+        return sequences
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
         stream = ProblemStream(self._options.problems, run_seed=self._run_seed, held_out=False)

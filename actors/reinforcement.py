@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from actors.messages import DescribeBalancer, DescribeGenerator, GeneratorStatus, Learn, Report, RunReinforcement
+from actors.prepared import open_stream
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
-from policies.curriculum import ProblemStream
 from policies.grouping import LearningBatch, add_groups, shuffled_rewards
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
@@ -61,7 +61,7 @@ class Reinforcement:
         self._balancer, self._generators = balancer, generators
         self._name, self._options, self._limits = request.name, request.options, request.limits
         self._sync, self._report = sync, report
-        self._stream = ProblemStream(self._options.problems, run_seed=run_seed, held_out=False)
+        self._stream = open_stream(self._options.problems, run_seed=run_seed, held_out=False)
         self._rng = random.Random(f"{run_seed}/{request.name}")
         self._cursor = 0
 

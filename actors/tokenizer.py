@@ -13,6 +13,9 @@ class PromptOptions(Options):
     """Whether the system and question prompts are used; small models trained from scratch get the bare question."""
     opening: str = "<reason>"
     """Put after the generation prompt; the model continues from it."""
+    tools: bool = True
+    """Whether the prompt tells of the Python tool; not to be mixed up with a recipe's `tools`, which says whether
+    calls are run."""
 
 
 def load_chat_format(model: str, options: PromptOptions) -> ChatFormat:
@@ -39,4 +42,5 @@ def load_chat_format(model: str, options: PromptOptions) -> ChatFormat:
         end_of_turn=tokenizer.eos_token,
         instructions=options.instructions,
         opening=options.opening,
+        tools=options.tools,
     )

@@ -18,14 +18,20 @@ from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
+from orchestration.data import commands as data_commands
+from orchestration.data.rows import DataError
+from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.terminal import AsJson, console, run_interruptibly
+from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(archive_commands.app, name="archive")
 app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
+app.add_typer(data_commands.app, name="data")
+app.command()(evaluation_commands.evaluate)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
@@ -283,7 +289,7 @@ def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
     try:
         app(standalone_mode=True)
-    except RecipeError as error:
+    except (RecipeError, DataError, TemplateUnusable) as error:
         console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
 

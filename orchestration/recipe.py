@@ -242,7 +242,14 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node: Any = data
     *parents, last = key.strip().split(".")
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
+        node = node.setdefault(parent, {}) if isinstance(node, dict) else node[_place(node, parent, override)]
+        if not isinstance(node, dict | list):
             raise RecipeError(f"--set {override!r}: {parent!r} is a value, not a table")
-    node[last] = value
+    node[last if isinstance(node, dict) else _place(node, last, override)] = value
+
+
+def _place(items: list[Any], index: str, override: str) -> int:
+    """A place in a list, as a dotted key has it."""
+    if not index.isdecimal() or int(index) >= len(items):
+        raise RecipeError(f"--set {override!r}: {index!r} is no place in a list of {len(items)}; they start at 0")
+    return int(index)
