@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,8 +21,11 @@ from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.move_on import reason_to_move_on
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
 
 LEARN_DEADLINE_S = 3600.0
 STATUS_DEADLINE_S = 60.0
@@ -68,9 +72,15 @@ class Reinforcement:
     async def run(self) -> dict[str, float]:
         """All steps of the stage; returns the figures of its last one."""
         figures: dict[str, float] = {}
+        rule, steps = self._options.move_on, []
         for step in range(self._options.steps):
             figures = await self._step(step)
             self._report(Report(kind="step", stage=self._name, step=step + 1, figures=figures))
+            steps.append(figures)
+            reason = None if rule is None else reason_to_move_on(rule, steps)
+            if reason is not None:
+                log.info("stage %s is over after step %d: %s", self._name, step + 1, reason)
+                break
         return figures
 
     async def _step(self, step: int) -> dict[str, float]:

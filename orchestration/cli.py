@@ -54,6 +54,9 @@ def train(
     from orchestration.preflight import check
 
     loaded = load_recipe(recipe, overrides)
+    if dry_run and loaded.hardware is not None:
+        _show_sizing(loaded, as_json)
+        return
     planned = check(loaded, runs)
     if dry_run:
         _show_plan(planned, as_json)
@@ -82,6 +85,16 @@ async def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
         RunTable(summary["stages"]).show(progress)
         progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
     return summary
+
+
+def _show_sizing(loaded: Recipe, as_json: bool) -> None:
+    from orchestration import sizing
+
+    sizings = sizing.size_stages(loaded)
+    if as_json:
+        print(json.dumps(sizing.as_dict(loaded, sizings)))
+    else:
+        sizing.show(loaded, sizings, Console())
 
 
 def _show_plan(planned: Any, as_json: bool) -> None:

@@ -23,6 +23,7 @@ from env.preload import LIBRARIES
 from env.tool_call import Limits
 from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
+from policies.hardware import HardwareOptions, ModelSize
 from policies.options import LimitOptions, Options
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.step_cost import StepCost
@@ -67,6 +68,8 @@ class ModelSettings(Options):
     path: Path | None = None
     """Folder of a model in Hugging Face format."""
     scratch: ScratchModel | None = None
+    size: ModelSize | None = None
+    """The dimensions of the model at `path`, for a dry run where it is not at hand."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the learner's passes; in bfloat16 the optimiser works on float32 copies of the weights. The engines' is
     `generators.engine.dtype`."""
@@ -150,6 +153,8 @@ class Recipe(Options):
     balancer: BalancerOptions = BalancerOptions()
     learner: LearnerSettings = LearnerSettings()
     simulation: SimulationSettings = SimulationSettings()
+    hardware: HardwareOptions | None = None
+    """The machines that the recipe is meant for: `--dry-run` sizes it for them, wherever it is called."""
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
     stages: Annotated[dict[str, Stage], Field(min_length=1)]

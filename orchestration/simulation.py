@@ -25,6 +25,7 @@ from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulated_cast import simulated_cast
 from policies.balancing import BalancerOptions, most_promised
+from policies.curriculum import ProblemOptions
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
 from policies.stages import ReinforcementOptions
@@ -85,7 +86,8 @@ class Setting:
             raise RecipeError(
                 f"stage {self.stage!r} can't be simulated; stages of reinforcement are {', '.join(known) or 'none'}"
             )
-        return options.model_copy(update={"steps": self.steps})
+        # Dialogues are scripted: what the problems say plays no part, and their data need not be here.
+        return options.model_copy(update={"steps": self.steps, "problems": ProblemOptions(), "move_on": None})
 
 
 def rehearse(setting: Setting) -> Rehearsal:
