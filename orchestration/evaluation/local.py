@@ -64,7 +64,8 @@ async def play_locally(
     chat = load_chat_format(str(model), recipe.prompt)
     async with RayStage(seed=recipe.seed, name=folder.name, log_dir=folder / "logs") as stage:
         await stage.spawn(cast.balancer)
-        await stage.spawn(cast.archive, *cast.environments, *cast.generators, *cast.rollouts)
+        # Nothing is learned; the director is there for its supervision of generators.
+        await stage.spawn(*[part for part in cast.parts() if part not in (cast.balancer, cast.learner)])
         rollouts = [ActorRef(part.name) for part in cast.rollouts]
         places = asyncio.Semaphore(AT_ONCE)
         wanted = [
