@@ -124,8 +124,6 @@ class DirectorActor(Actor):
                     objective=options.objective,
                     total_steps=options.steps,
                     temperature=options.temperature,
-                    reset_optimiser=options.reset_optimiser,
-                    refresh_reference=options.refresh_reference,
                 )
             )
             stage = Reinforcement(

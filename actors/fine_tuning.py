@@ -6,6 +6,7 @@ will read later; what a program that prints a number prints is known without run
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from policies.curriculum import ProblemStream
 from policies.demonstrations import expected_result, sequence_from_script, write_script
 from policies.dialogue import DialogueLimits
 from policies.stages import FineTuningOptions
+
+log = logging.getLogger(__name__)
 
 LEARN_DEADLINE_S = 3600.0
 
@@ -53,8 +56,7 @@ class FineTuning:
     async def run(self) -> dict[str, float]:
         """All steps of the stage; returns the figures of its last one."""
         options: FineTuningOptions = self._options
-        made = self._options.data == ()
-        sequences = await (self._demonstrations(self._limits) if made else self._chats())
+        sequences = await (self._chats() if self._options.data else self._demonstrations(self._limits))
         figures: dict[str, float] = {}
         batches = self._batches(sequences)
         for step in range(options.steps):
@@ -81,8 +83,7 @@ class FineTuning:
                 f"all {too_long} chats of stages.{self._name} are longer than limits.max_tokens="
                 f"{self._limits.max_tokens}; raise it"
             )
-        figures = {"chats": float(len(sequences)), "chats_too_long": float(too_long)}
-        self._report(Report(kind="event", stage=self._name, step=0, figures=figures))
+        log.info("stage %s: %d chats, %d too long", self._name, len(sequences), too_long)
         return sequences
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:

@@ -52,12 +52,7 @@ class LearnerActor(Actor):
         await self.port.offload(
             lambda: 0.0,
             lambda: self._trainer.begin_stage(
-                message.optimiser,
-                message.objective,
-                message.total_steps,
-                message.temperature,
-                reset_optimiser=message.reset_optimiser,
-                refresh_reference=message.refresh_reference,
+                message.optimiser, message.objective, message.total_steps, message.temperature
             ),
         )
 

@@ -64,8 +64,7 @@ class ProblemStream:
         assert bool(problems) == (options.source == "dataset"), "a data set comes with its problems, nothing else does"
         self._options, self._held_out, self._problems = options, held_out, problems
         self._seed = options.seed if held_out else options.seed + 1_000_003 * run_seed
-        self._order: tuple[int, list[int]] = (-1, [])
-        """An epoch, and its order."""
+        self._epochs = ShuffledEpochs(len(problems), str(self._seed)) if problems else None
 
     def posed(self, index: int) -> Posed:
         """The arithmetic problem at a position, with how it is solved."""
@@ -77,11 +76,11 @@ class ProblemStream:
 
         Raises `ValueError` beyond the last problem of held-out data.
         """
-        if not self._problems:
+        if self._epochs is None:
             return self.posed(index).problem
         if not self._held_out:
-            cursor = self.cursor(index)
-            return self._problems[self._of_epoch(cursor.epoch)[cursor.index]]
+            (item,) = self._epochs.items(index, 1)
+            return self._problems[item]
         if index >= len(self._problems):
             raise ValueError(
                 f"{index + 1} held-out problems are asked for, but the data set holds {len(self._problems)}; "
@@ -102,8 +101,26 @@ class ProblemStream:
             )
         return cursor.epoch * len(self._problems) + cursor.index
 
-    def _of_epoch(self, epoch: int) -> list[int]:
-        if self._order[0] != epoch:
-            everything = range(len(self._problems))
-            self._order = (epoch, random.Random(f"{self._seed}/{epoch}").sample(everything, len(everything)))
-        return self._order[1]
+
+class ShuffledEpochs:
+    """Endless passes over `count` items, each pass in an order of its own.
+
+    Position `p` is item `p % count` of epoch `p // count`: whoever knows the seed and a position can go on from it.
+    """
+
+    def __init__(self, count: int, seed: str) -> None:
+        assert count > 0, "there is nothing to pass over"
+        self._count, self._seed = count, seed
+        self._epoch, self._order = -1, list[int]()
+
+    def items(self, first: int, count: int) -> list[int]:
+        """The items at `count` positions from `first` on."""
+        return [self._item(position) for position in range(first, first + count)]
+
+    def _item(self, position: int) -> int:
+        epoch, index = divmod(position, self._count)
+        if epoch != self._epoch:
+            order = list(range(self._count))
+            random.Random(f"{self._seed}/epoch-{epoch}").shuffle(order)
+            self._epoch, self._order = epoch, order
+        return self._order[index]

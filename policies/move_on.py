@@ -33,7 +33,7 @@ class MoveOnOptions(Options):
         return self
 
 
-def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Mapping[str, float]]) -> str | None:
+def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Mapping[str, float | None]]) -> str | None:
     """Why the stage is over after these steps, or None if it is not.
 
     Args:
@@ -56,6 +56,6 @@ def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Mapping[str, float]])
     return f"over the last {window} steps " + " and ".join(reasons)
 
 
-def _mean(steps: Sequence[Mapping[str, float]], figure: str) -> float:
-    values = [step[figure] for step in steps if figure in step]
+def _mean(steps: Sequence[Mapping[str, float | None]], figure: str) -> float:
+    values = [value for step in steps if (value := step.get(figure)) is not None]
     return sum(values) / len(values) if values else 0.0

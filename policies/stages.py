@@ -66,10 +66,6 @@ class ReinforcementOptions(Options):
     """Off by default: the paper drops groups without signal and goes on with what is left."""
     masking: MaskingOptions = MaskingOptions()
     optimiser: OptimiserOptions = OptimiserOptions()
-    reset_optimiser: bool = True
-    """Whether the optimiser forgets the last stage's moments."""
-    refresh_reference: bool = True
-    """Whether the reference that `objective.kl_weight` holds on to is the model as the stage finds it."""
     move_on: MoveOnOptions | None = None
     """A rule by which the stage is over before its last step."""
 

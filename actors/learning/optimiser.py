@@ -73,16 +73,6 @@ class StageOptimiser:
         """The parameter groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
-    def take_moments(self, before: StageOptimiser) -> None:
-        """Go on with the moments of an earlier stage's optimiser.
-
-        Raises `ValueError` if that had other parts: AdamW's moments are of no use to Muon.
-        """
-        if [type(part) for part in self._parts] != [type(part) for part in before._parts]:
-            raise ValueError("reset_optimiser is false, but Muon comes or goes with this stage; set it to true")
-        for part, earlier in zip(self._parts, before._parts, strict=True):
-            part.state = earlier.state
-
     def step(self, share: float) -> None:
         """Apply the masters' gradients at `share` of each part's full rate, and bring the model up to date."""
         for part, rate in zip(self._parts, self._full_rates, strict=True):

@@ -90,38 +90,23 @@ class Trainer:
         """Optimiser steps since the stage began."""
         self._stage: tuple[OptimiserOptions, ObjectiveOptions, int, float] | None = None
         self._reference: PreTrainedModel | None = None
-        self._optimiser: StageOptimiser | None = None
 
     def begin_stage(
-        self,
-        optimiser: OptimiserOptions,
-        objective: ObjectiveOptions,
-        total_steps: int,
-        temperature: float,
-        *,
-        reset_optimiser: bool = True,
-        refresh_reference: bool = True,
+        self, optimiser: OptimiserOptions, objective: ObjectiveOptions, total_steps: int, temperature: float
     ) -> None:
-        """Set the options of what follows; the schedule starts afresh.
-
-        Args:
-            reset_optimiser: whether the optimiser forgets its moments. Kept moments are used at the new rates.
-            refresh_reference: whether the reference is the model as it is now, and not the last stage's.
+        """Set the options of what follows; optimiser and schedule start afresh.
 
         Raises `ValueError` for a temperature that nothing can be sampled at, and for options the model can't serve.
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
         self._stage = None  # until all of this is done
-        if refresh_reference or not objective.kl_weight:
-            self._reference = None  # the last stage's is free to go before another is made
-        if objective.kl_weight and self._reference is None:
+        self._reference = None  # the last stage's is free to go before another is made
+        if objective.kl_weight:
             self._reference = copy.deepcopy(self.model).requires_grad_(False)
             checkpoint_activations(self._reference, False)
         checkpoint_activations(self.model, optimiser.activation_checkpointing)
-        before, self._optimiser = self._optimiser, StageOptimiser(self.masters, optimiser)
-        if before is not None and not reset_optimiser:
-            self._optimiser.take_moments(before)
+        self._optimiser = StageOptimiser(self.masters, optimiser)
         self._stage = (optimiser, objective, total_steps, temperature)
         self.steps = 0
 
@@ -253,7 +238,6 @@ class Trainer:
                 f"step {self.steps} of the stage has loss {loss} and gradient norm {norm}; the weights were left as "
                 "they are. Lower the learning rate, or look for values in the batch that are not finite"
             )
-        assert self._optimiser is not None, "a stage has begun"
         self._optimiser.step(share)
         self.masters.zero_grad()
         return norm

@@ -10,15 +10,13 @@ from policies.trajectory import WeightsVersion
 
 
 class BeginStage(Request[Done], tag="learner.begin"):
-    """Set the options of what follows."""
+    """Set the options of what follows; the optimiser starts afresh."""
 
     optimiser: OptimiserOptions
     objective: ObjectiveOptions
     total_steps: int
     temperature: float = 1.0
     """Sampling temperature of the rollouts: the learner divides its logits by it."""
-    reset_optimiser: bool = True
-    refresh_reference: bool = True
 
 
 class Learned(Message, tag="learner.learned"):
