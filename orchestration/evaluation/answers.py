@@ -2,7 +2,7 @@
 
 Invariants:
 - an answer is written and flushed when it is there; a file cut off in the middle of a line loses that answer only;
-- one folder holds answers of one model under one set of settings: others are refused.
+- one folder holds answers of one model, and of each benchmark under one set of settings: others are refused.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class AnswerFile:
         settings_path = folder / SETTINGS_FILE
         if settings_path.is_file():
             before = json.loads(settings_path.read_text())
-            changed = [name for name in settings if before.get(name) != settings[name]]
+            changed = [name for name in settings if name in before and before[name] != settings[name]]
             if changed:
-                told = ", ".join(f"{name}: {before.get(name)!r}, now {settings[name]!r}" for name in changed)
+                told = ", ".join(f"{name}: {before[name]!r}, now {settings[name]!r}" for name in changed)
                 raise RecipeError(f"{folder} holds an evaluation with other settings ({told}); give another --out")
+            settings = before | settings
         write_json(settings_path, settings)
         self.answers = {answer.key: answer for answer in self._read()}
 

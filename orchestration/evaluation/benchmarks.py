@@ -59,16 +59,15 @@ PROMPTS: dict[Style, PromptOptions] = {
 }
 MATHEMATICS = ("aime24", "aime25", "hmmt25", "math500", "gpqa", "gsm8k")
 SINGLE = Settings(samples=1, temperature=0.0, max_turns=1, max_tokens=4096)
-NAMES = (*MATHEMATICS, "ifeval", "bfcl", "arena-hard")
+NAMES = (*MATHEMATICS, "ifeval", "bfcl")
 
 
-def load_benchmark(name: str, path: str, limit: int | None, judge: str | None) -> Benchmark:
+def load_benchmark(name: str, path: str, limit: int | None) -> Benchmark:
     """A benchmark by name.
 
     Args:
         path: where its data is; empty for the hub's.
-        limit: only so many problems, from the start.
-        judge: URL of a judge's server.
+        limit: only so many problems, from the start; of bfcl, of each category.
 
     Raises `RecipeError` for an unknown name and for one that can't be graded here, `DataError` for data that can't be
     used.
@@ -87,10 +86,7 @@ def load_benchmark(name: str, path: str, limit: int | None, judge: str | None) -
             )
         return _bfcl(Path(path), limit)
     if name == "arena-hard":
-        raise RecipeError(
-            "arena-hard compares answers by a judge model, and there is none"
-            + (": give its OpenAI-compatible URL with --judge" if judge is None else " for it in this version")
-        )
+        raise RecipeError("arena-hard's answers are compared by a judge model, which is not supported; leave it out")
     raise RecipeError(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
 
 

@@ -41,7 +41,6 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A setting of generators.engine, as in recipes; repeatable."),
     ] = None,
-    judge: Annotated[str | None, typer.Option(help="URL of the judge that arena-hard needs.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
     out: Annotated[
         Path | None,
@@ -50,6 +49,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on benchmarks: avg@k, pass@k, maj@k with intervals; a table, JSON, a page with every answer."""
+    from orchestration.evaluation.local import longest_sequence
     from orchestration.evaluation.page import write_page
     from orchestration.evaluation.summary import summarise, table
     from orchestration.run_folder import write_json
@@ -65,11 +65,15 @@ def evaluate(
         )
     chosen = []
     for name in names:
-        benchmark = load_benchmark(name, paths.get(name, ""), limit, judge)
+        benchmark = load_benchmark(name, paths.get(name, ""), limit)
         given = {"samples": samples, "temperature": temperature, "max_turns": max_turns, "max_tokens": max_tokens}
         settings = benchmark.settings._replace(**{key: value for key, value in given.items() if value is not None})
         if settings.temperature == 0 and settings.samples > 1:
             raise RecipeError(f"{name}: {settings.samples} samples at temperature 0 are all the same; give --samples 1")
+        if model is not None and settings.max_tokens > (longest := longest_sequence(model)):
+            raise RecipeError(
+                f"{name}: {settings.max_tokens} tokens, but {model} takes at most {longest}; give --max-tokens {longest}"
+            )
         chosen.append((benchmark, settings))
     folder = out or Path("runs") / "evaluations" / (model.resolve().name if model else _host(str(server)))
     described: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from actors.tokenizer import load_chat_format
 from orchestration.cast import cast_for
 from orchestration.evaluation.answers import Answer, AnswerFile, Part
 from orchestration.evaluation.benchmarks import PROMPTS, Benchmark, Settings, Style
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe, RecipeError, validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.dialogue import DialogueLimits
@@ -40,7 +41,7 @@ def recipe_for(
             "seed": seed,
             "model": {"path": str(model)},
             "prompt": PROMPTS[style].model_dump(),
-            "generators": {"count": generators, "engine": {"max_sequence_tokens": longest} | engine},
+            "generators": {"count": generators, "engine": _engine(longest) | engine},
             "environments": {"count": 1},
             "rollouts": {"count": 1},
             "evaluation": {"limits": limits},
@@ -48,6 +49,19 @@ def recipe_for(
         },
         "evaluation",
     )
+
+
+def _engine(longest: int) -> dict[str, object]:
+    """Settings that hold the longest sequence, and its prompt in one step (see `VllmOptions.max_step_tokens`)."""
+    return {"max_sequence_tokens": longest, "max_step_tokens": max(2048, longest)}
+
+
+def longest_sequence(model: Path) -> int:
+    """Tokens of the longest sequence that a model takes. Raises `RecipeError` if there is no model at `model`."""
+    path = model / "config.json"
+    if not path.is_file():
+        raise RecipeError(f"{model} holds no config.json; give a folder with a model in Hugging Face format")
+    return json.loads(path.read_text())["max_position_embeddings"]
 
 
 async def play_locally(

@@ -34,13 +34,13 @@ def gorilla(tmp_path: Path) -> Path:
 
 def test_mathematics_is_sampled_as_in_the_paper(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"id": 1, "problem": "P?", "answer": "042"}])
-    benchmark = load_benchmark("aime24", str(tmp_path / "a.jsonl"), None, None)
+    benchmark = load_benchmark("aime24", str(tmp_path / "a.jsonl"), None)
     assert benchmark.settings == Settings(samples=16, temperature=0.6, max_turns=30, max_tokens=30_000)
     assert benchmark.problems[0].gold == "42" and benchmark.style == "reasoning"
 
 
 def test_bfcl_pairs_questions_with_allowed_calls(gorilla: Path) -> None:
-    benchmark = load_benchmark("bfcl", str(gorilla), 2, None)
+    benchmark = load_benchmark("bfcl", str(gorilla), 2)
     assert [problem.id for problem in benchmark.problems] == ["bfcl/simple_0", "bfcl/simple_1", "bfcl/irrelevance_0"]
     assert benchmark.settings.temperature == 0 and "Be brief.\n\nf of 1?" in benchmark.problems[0].question
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -51,7 +51,7 @@ def test_bfcl_pairs_questions_with_allowed_calls(gorilla: Path) -> None:
 def test_bfcl_without_an_allowed_call_names_the_line(gorilla: Path) -> None:
     write(gorilla / "possible_answer" / "BFCL_v3_simple.json", [{"id": "simple_0", "ground_truth": []}])
     with pytest.raises(DataError, match=r"BFCL_v3_simple\.json line 2.*simple_1"):
-        load_benchmark("bfcl", str(gorilla), None, None)
+        load_benchmark("bfcl", str(gorilla), None)
 
 
 def test_ifeval_grades_by_its_instructions(tmp_path: Path) -> None:
@@ -62,15 +62,15 @@ def test_ifeval_grades_by_its_instructions(tmp_path: Path) -> None:
         "kwargs": [{"keywords": None}, {"keywords": ["rain"]}],
     }
     write(tmp_path / "i.jsonl", [row])
-    benchmark = load_benchmark("ifeval", str(tmp_path / "i.jsonl"), None, None)
+    benchmark = load_benchmark("ifeval", str(tmp_path / "i.jsonl"), None)
     half = benchmark.graders["ifeval/7"]("sun and wind")
     assert not half.correct and half.figures["instruction_strict"] == 0.5 and "keywords:existence" in half.reason
     assert benchmark.graders["ifeval/7"]("rain and wind").correct
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("arena-hard", "--judge"), ("bfcl", "--data bfcl=FOLDER"), ("aime23", "no benchmark")]
+    ("name", "complaint"), [("arena-hard", "judge"), ("bfcl", "--data bfcl=FOLDER"), ("aime23", "no benchmark")]
 )
 def test_what_can_not_be_graded_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(RecipeError, match=complaint):
-        load_benchmark(name, "", None, None)
+        load_benchmark(name, "", None)
