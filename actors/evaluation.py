@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from actors.messages import RunEvaluation
+from actors.prepared import open_stream
 from actors.sampling import Sampler, rollout_figures
-from policies.curriculum import ProblemStream
 from policies.run_progress import Figures
 from policies.trajectory import Trajectory
 
@@ -17,7 +17,7 @@ async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
     A rollout that could not be finished counts as wrong: dropping it would flatter the model.
     """
     options = request.options
-    stream = ProblemStream(options.problems, run_seed=0, held_out=True)
+    stream = open_stream(options.problems, run_seed=0, held_out=True)
     problems = [stream.problem(index) for index in range(options.count)]
     sampled = await sampler.sample(
         problems,
@@ -39,6 +39,8 @@ async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
         "accuracy": correct / asked,
         "mean_response_tokens": figures.get("response_tokens_mean", 0.0),
         "mean_tool_calls": figures.get("tool_calls_mean", 0.0),
+        "tool_call_rate": figures.get("tool_call_rate", 0.0),
+        "format_rate": figures.get("format_rate", 0.0),
         "tool_error_share": figures.get("tool_error_share"),
         "tool_error_share_in_correct": figures.get("tool_error_share_in_correct"),
         "truncated_share": figures.get("truncated_share", 0.0),

@@ -1,4 +1,4 @@
-"""The SFT stage: makes demonstrations, and has the learner imitate them.
+"""The SFT stage: takes chats from a prepared file or makes demonstrations, and has the learner imitate them.
 
 Broken programs are run in the sandbox, one of each shape, since what the interpreter says of them is what the model
 will read later; what a program that prints a number prints is known without running it.
@@ -6,21 +6,27 @@ will read later; what a program that prints a number prints is known without run
 
 from __future__ import annotations
 
+import logging
 import random
 import re
+from pathlib import Path
 
 from actors.environment_pool import EnvironmentPool
 from actors.messages import Learn, RunFineTuning
+from actors.prepared import read_chats
 from actors.run_books import Stepped
 from actors.system.actor import ActorRef, Port
 from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
+from policies.chat_data import training_sequence
 from policies.chat_format import ChatFormat
 from policies.curriculum import ProblemStream, ShuffledEpochs
 from policies.demonstrations import Script, expected_result, sequence_from_script, write_script
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import FineTuningOptions
+
+log = logging.getLogger(__name__)
 
 LEARN_DEADLINE_S = 3600.0
 
@@ -55,7 +61,7 @@ class FineTuning:
     async def run(self) -> Figures:
         """All steps of the stage that are left; returns the figures of its last one."""
         options: FineTuningOptions = self._options
-        sequences = await self._demonstrations(self._limits)
+        sequences = await (self._chats() if self._options.data else self._demonstrations(self._limits))
         epochs = ShuffledEpochs(len(sequences), f"{self._run_seed}/{self._name}")
         figures: Figures = {}
         cursor = 0 if self._position is None else self._position.cursor
@@ -71,6 +77,23 @@ class FineTuning:
             done = StepFigures(kind="fine_tune", stage=self._name, step=step + 1, figures=figures)
             await self._stepped(StagePosition(stage=self._name, steps=step + 1, cursor=cursor), learned.version, done)
         return figures
+
+    async def _chats(self) -> list[TrainingSequence]:
+        sequences, too_long = [], 0
+        for sample in read_chats(Path(self._options.data[0].path)):
+            sequence = training_sequence(sample, self._chat)
+            if sequence.length <= self._limits.max_tokens:
+                sequences.append(sequence)
+            else:
+                too_long += 1
+            await self._port.clock.sleep(0)  # as in `_demonstrations`
+        if not sequences:
+            raise ValueError(
+                f"all {too_long} chats of stages.{self._name} are longer than limits.max_tokens="
+                f"{self._limits.max_tokens}; raise it"
+            )
+        log.info("stage %s: %d chats, %d too long", self._name, len(sequences), too_long)
+        return sequences
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
         stream = ProblemStream(self._options.problems, run_seed=self._run_seed, held_out=False)

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,16 +24,19 @@ from actors.messages import (
     RecordTrainedStep,
     RunReinforcement,
 )
+from actors.prepared import open_stream
 from actors.run_books import Stepped
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.storage.trained_steps import batch_digest
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
-from policies.curriculum import ProblemStream
 from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.move_on import READ_BY_THE_RULE, reason_to_move_on
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory, WeightsVersion
+
+log = logging.getLogger(__name__)
 
 LEARNER_FIGURES = tuple(
     f"learner_{name}"
@@ -92,19 +96,32 @@ class Reinforcement:
         self._balancer, self._archive, self._generators = balancer, archive, generators
         self._name, self._options, self._limits = request.name, request.options, request.limits
         self._sync, self._stepped = sync, stepped
-        self._stream = ProblemStream(self._options.problems, run_seed=run_seed, held_out=False)
+        self._stream = open_stream(self._options.problems, run_seed=run_seed, held_out=False)
         self._run_seed = run_seed
-        self._begin, self._cursor = (0, 0) if position is None else (position.steps, position.cursor)
+        self._position = position or StagePosition(stage=self._name, steps=0, cursor=0)
+        self._cursor = self._position.cursor
 
     async def run(self) -> Figures:
         """All steps of the stage that are left; returns the figures of its last one."""
         figures: Figures = {}
-        for step in range(self._begin, self._options.steps):
-            version, figures = await self._step(step)
-            position = StagePosition(stage=self._name, steps=step + 1, cursor=self._cursor)
-            done = StepFigures(kind="step", stage=self._name, step=step + 1, figures=figures)
-            await self._stepped(position, version, done)
+        while self._position.steps < self._options.steps and not self._moves_on():
+            version, figures = await self._step(self._position.steps)
+            self._position = StagePosition(
+                stage=self._name,
+                steps=self._position.steps + 1,
+                cursor=self._cursor,
+                history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
+            )
+            done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
+            await self._stepped(self._position, version, done)
         return figures
+
+    def _moves_on(self) -> bool:
+        rule, position = self._options.move_on, self._position
+        reason = None if rule is None else reason_to_move_on(rule, position.history)
+        if reason is not None:
+            log.info("stage %s is over after step %d: %s", self._name, position.steps, reason)
+        return reason is not None
 
     async def _step(self, step: int) -> tuple[WeightsVersion, Figures]:
         options: ReinforcementOptions = self._options

@@ -183,7 +183,10 @@ class Sampler:
 
 
 def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
-    """What is counted of a set of rollouts (void ones left out); shares are between 0 and 1."""
+    """What is counted of a set of rollouts (void ones left out); shares are between 0 and 1.
+
+    `tool_call_rate` is the share with a call that could be run, `format_rate` that with an answer where it belongs.
+    """
     valid = [trajectory for trajectory in trajectories if trajectory.finish != "sandbox_failure"]
     if not valid:
         return {"rollouts": 0.0, "void": float(len(trajectories))}
@@ -198,6 +201,8 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
         "model_tokens": float(sum(trajectory.model_tokens for trajectory in valid)),
         "turns_mean": _mean([trajectory.turns for trajectory in valid]),
         "tool_calls_mean": _mean([len(trajectory.calls) for trajectory in valid]),
+        "tool_call_rate": _mean([any(call.result.status != "invalid_call" for call in t.calls) for t in valid]),
+        "format_rate": _mean([t.finish == "answered" and t.verdict.reason != "no_answer" for t in valid]),
         "tool_error_share": tool_error_share(valid),
         "tool_error_share_in_correct": tool_error_share(correct),
         "duplicate_call_share": duplicate_call_share(valid),

@@ -19,10 +19,14 @@ from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
+from orchestration.data import commands as data_commands
+from orchestration.data.rows import DataError
+from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
 from orchestration.terminal import AsJson, console, run_interruptibly
+from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench_commands.app, name="bench")
@@ -30,6 +34,8 @@ app.add_typer(archive_commands.app, name="archive")
 app.add_typer(replay_commands.app, name="replay")
 app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
+app.add_typer(data_commands.app, name="data")
+app.command()(evaluation_commands.evaluate)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
@@ -74,6 +80,9 @@ def train(
     resumed = None if resume is None else find_run(resume, runs)
     loaded = given if resumed is None else recipe_of(resumed, given)
     assert loaded is not None, "there is a recipe, or a run that has one"
+    if dry_run and loaded.hardware is not None:
+        _show_sizing(loaded, as_json)
+        return
     planned = check(loaded, runs)
     folder = resumed or Path(planned.folder)
     if dry_run:
@@ -122,6 +131,16 @@ async def _train(recipe: Recipe, folder: Path, resumed: bool, kill_at: str | Non
         RunTable(summary["stages"]).show(progress)
         progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
     return summary
+
+
+def _show_sizing(loaded: Recipe, as_json: bool) -> None:
+    from orchestration import sizing
+
+    sizings = sizing.size_stages(loaded)
+    if as_json:
+        print(json.dumps(sizing.as_dict(loaded, sizings)))
+    else:
+        sizing.show(loaded, sizings, Console())
 
 
 def _show_plan(planned: Any, as_json: bool) -> None:
@@ -350,7 +369,7 @@ def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
     try:
         app(standalone_mode=True)
-    except RecipeError as error:
+    except (RecipeError, DataError, TemplateUnusable) as error:
         console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
 

@@ -24,6 +24,7 @@ from env.sessions import SessionOptions
 from env.tool_call import PYTHON_TOOL, Limits, ToolName
 from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
+from policies.hardware import HardwareOptions, ModelSize
 from policies.options import LimitOptions, Options
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.step_cost import StepCost
@@ -68,6 +69,8 @@ class ModelSettings(Options):
     path: Path | None = None
     """Folder of a model in Hugging Face format."""
     scratch: ScratchModel | None = None
+    size: ModelSize | None = None
+    """The dimensions of the model at `path`, for a dry run where it is not at hand."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the learner's passes; in bfloat16 the optimiser works on float32 copies of the weights. The engines' is
     `generators.engine.dtype`."""
@@ -181,6 +184,8 @@ class Recipe(Options):
     learner: LearnerSettings = LearnerSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     simulation: SimulationSettings = SimulationSettings()
+    hardware: HardwareOptions | None = None
+    """The machines that the recipe is meant for: `--dry-run` sizes it for them, wherever it is called."""
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
     metrics: MetricsSettings = MetricsSettings()
@@ -306,7 +311,14 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node: Any = data
     *parents, last = key.strip().split(".")
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
+        node = node.setdefault(parent, {}) if isinstance(node, dict) else node[_place(node, parent, override)]
+        if not isinstance(node, dict | list):
             raise RecipeError(f"--set {override!r}: {parent!r} is a value, not a table")
-    node[last] = value
+    node[last if isinstance(node, dict) else _place(node, last, override)] = value
+
+
+def _place(items: list[Any], index: str, override: str) -> int:
+    """A place in a list, as a dotted key has it."""
+    if not index.isdecimal() or int(index) >= len(items):
+        raise RecipeError(f"--set {override!r}: {index!r} is no place in a list of {len(items)}; they start at 0")
+    return int(index)

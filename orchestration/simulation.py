@@ -25,6 +25,7 @@ from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulated_cast import simulated_cast
 from policies.balancing import BalancerOptions, most_promised
+from policies.curriculum import ProblemOptions
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
 from policies.run_progress import Figures
@@ -85,7 +86,9 @@ class Setting:
 
     def options(self) -> ReinforcementOptions:
         """Of the stage. Raises `RecipeError` if it is not one of reinforcement."""
-        return stage_options(self.recipe, self.stage).model_copy(update={"steps": self.steps})
+        # Dialogues are scripted: what the problems say plays no part, and their data need not be here.
+        update = {"steps": self.steps, "problems": ProblemOptions(), "move_on": None}
+        return stage_options(self.recipe, self.stage).model_copy(update=update)
 
 
 def stage_options(recipe: Recipe, stage: str) -> ReinforcementOptions:

@@ -30,6 +30,7 @@ from actors.system.message import Request
 from actors.system.ray_stage import RayStage
 from orchestration.analysis_report import write_analysis
 from orchestration.cast import cast_for, enter
+from orchestration.data.prepare import prepare_data
 from orchestration.examples import write_examples
 from orchestration.metrics import Interval, MetricsSink, wilson_interval
 from orchestration.progress import Progress, format_figure
@@ -113,7 +114,7 @@ class Training:
         return self._summary
 
     async def _train(self) -> None:
-        recipe = self._recipe
+        recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
         model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
         cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
         for note in self._beginning.notes:
@@ -135,7 +136,8 @@ class Training:
 
     async def _stages(self, port: Port) -> None:
         recipe = self._recipe
-        if not isinstance(next(iter(recipe.stages.values())), FineTuningOptions):
+        before = recipe.evaluation.before
+        if before or (before is None and not isinstance(next(iter(recipe.stages.values())), FineTuningOptions)):
             await self._evaluate(port, "start")
         for name, options in recipe.stages.items():
             if name in self._beginning.progress.done:
@@ -163,6 +165,8 @@ class Training:
                 "problems": round(figures["problems"] or 0.0),
                 "mean_response_tokens": figures["mean_response_tokens"],
                 "mean_tool_calls": figures["mean_tool_calls"],
+                "tool_call_rate": figures["tool_call_rate"],
+                "format_rate": figures["format_rate"],
                 "tool_error_share_in_correct": figures["tool_error_share_in_correct"],
             }
         )

@@ -8,7 +8,7 @@ token: so the history that the model sampled is never decoded and encoded again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from env.tool_call import PYTHON_TOOL, ToolName
 from policies.tool_calls import schemas_of
@@ -28,6 +28,13 @@ QUESTION_PROMPT = (
 )
 
 _MARKER = "\u2063greenroom-marker\u2063"
+
+
+class Piece(NamedTuple):
+    """A run of tokens of a dialogue: the assistant's words with the end of its turn, or what stands between them."""
+
+    ids: list[int]
+    learned: bool
 
 
 class TemplateUnusable(ValueError):
@@ -58,9 +65,9 @@ class ChatFormat:
         instructions: bool,
         opening: str = "<reason>",
     ) -> None:
-        self._encode, self.decode, self._render = encode, decode, render
+        self._encode, self.decode, self.render = encode, decode, render
         self._instructions, self._opening = instructions, opening
-        self._end_of_turn = end_of_turn
+        self.end_of_turn = end_of_turn
         ids = encode(end_of_turn)
         if len(ids) != 1:
             raise TemplateUnusable(
@@ -71,7 +78,9 @@ class ChatFormat:
 
     def prompt(self, question: str, tools: Sequence[ToolName] = (PYTHON_TOOL,)) -> list[int]:
         """Ids of the dialogue up to where the model begins; `tools` are those that it is told of."""
-        return self._encode(self._render(self._opening_messages(question), schemas_of(tools), True) + self._opening)
+        return self._encode(
+            self.render(self.opening_messages(question), schemas_of(tools) or None, True) + self._opening
+        )
 
     def model_turn(self, text: str) -> list[int]:
         """Ids of a model turn that says `text` and ends (demonstrations need it; rollouts sample theirs)."""
@@ -79,13 +88,43 @@ class ChatFormat:
 
     def tool_turn(self, results: Sequence[str]) -> list[int]:
         """Ids to append after a model turn that made calls: the results, and the start of the next model turn."""
-        messages = [*self._opening_messages("?"), {"role": "assistant", "content": _MARKER}]
+        messages = [*self.opening_messages("?"), {"role": "assistant", "content": _MARKER}]
         messages += [{"role": "tool", "content": text} for text in results]
-        return self._encode(
-            self._after_marker(self._render(messages, schemas_of((PYTHON_TOOL,)), True)) + self._opening
-        )
+        return self._encode(self._after_marker(self.render(messages, schemas_of((PYTHON_TOOL,)), True)) + self._opening)
 
-    def _opening_messages(self, question: str) -> list[dict[str, Any]]:
+    def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[Piece]:
+        """A whole dialogue up to its last assistant message, cut as rollouts cut theirs.
+
+        What the template makes of the messages is found by rendering them with a marker in each assistant's place.
+
+        Raises `TemplateUnusable` if it drops or reorders assistant messages.
+        """
+        marked = [
+            message | {"content": f"{_MARKER}{index}{_MARKER}"} if message["role"] == "assistant" else message
+            for index, message in enumerate(messages)
+        ]
+        rest, pieces = self.render(marked, tools, False), []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, found, rest = rest.partition(f"{_MARKER}{index}{_MARKER}")
+            if not (found and rest.startswith(self.end_of_turn)):
+                raise TemplateUnusable(
+                    f"the chat template does not render message {index}, the assistant's, in its place and end it "
+                    f"with {self.end_of_turn!r}"
+                )
+            said = self.without_opening(message["content"])
+            opening = self._opening if said != message["content"] else ""
+            pieces += [Piece(self._encode(before + opening), False), Piece(self.model_turn(said), True)]
+            rest = rest.removeprefix(self.end_of_turn)
+        return pieces
+
+    def without_opening(self, content: str) -> str:
+        """What the model itself says of a turn: the opening is given to it."""
+        return content.removeprefix(self._opening)
+
+    def opening_messages(self, question: str) -> list[dict[str, Any]]:
+        """The messages that put a problem to the model."""
         if not self._instructions:
             return [{"role": "user", "content": question}]
         return [
@@ -95,10 +134,10 @@ class ChatFormat:
 
     def _after_marker(self, text: str) -> str:
         _, found, rest = text.rpartition(_MARKER)
-        _, ended, rest = rest.partition(self._end_of_turn)
+        _, ended, rest = rest.partition(self.end_of_turn)
         if not (found and ended):
             raise TemplateUnusable(
-                f"the chat template does not end an assistant message with {self._end_of_turn!r}; "
+                f"the chat template does not end an assistant message with {self.end_of_turn!r}; "
                 "use a template that does, or name the right end of turn"
             )
         return rest

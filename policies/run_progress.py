@@ -36,6 +36,8 @@ class StagePosition(Record):
     """Steps done."""
     cursor: int
     """Of the stage's data: how many problems were posed, or how many demonstrations were learned from."""
+    history: tuple[Figures, ...] = ()
+    """Of each step done, the figures that a rule for moving on reads (`policies.move_on`)."""
 
 
 class ArchivePosition(Record):

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from policies.curriculum import ProblemOptions
+from policies.data_options import ChatDataOptions
 from policies.demonstrations import HabitOptions
+from policies.move_on import MoveOnOptions
 from policies.options import (
     DynamicSamplingOptions,
     LimitOptions,
@@ -20,12 +22,15 @@ from policies.options import (
 
 
 class FineTuningOptions(Options):
-    """Non-reasoning SFT on demonstrations."""
+    """Non-reasoning SFT, on chats from files or on demonstrations that are made."""
 
     kind: Literal["fine_tune"]
     steps: Annotated[int, Field(ge=1)]
     batch: Annotated[int, Field(ge=1)] = 96
     """Demonstrations per optimiser step."""
+    data: tuple[ChatDataOptions, ...] = ()
+    """Chats to imitate, all sets mixed; none: demonstrations are made, and the fields below say how. Chats longer than
+    `limits.max_tokens` are left out and counted."""
     demonstrations: Annotated[int, Field(ge=1)] = 4096
     """How many distinct ones are made."""
     habits: HabitOptions = HabitOptions()
@@ -61,6 +66,8 @@ class ReinforcementOptions(Options):
     """Off by default: the paper drops groups without signal and goes on with what is left."""
     masking: MaskingOptions = MaskingOptions()
     optimiser: OptimiserOptions = OptimiserOptions()
+    move_on: MoveOnOptions | None = None
+    """A rule by which the stage is over before its last step."""
 
     @field_validator("objective")
     @classmethod
@@ -94,6 +101,8 @@ class EvaluationOptions(Options):
 
     count: Annotated[int, Field(ge=1)] = 256
     """Held-out problems."""
+    before: bool | None = None
+    """Whether there is an evaluation before the first stage too; by default where that is not SFT."""
     samples: Annotated[int, Field(ge=1)] = 1
     """Rollouts of each; accuracy is their mean."""
     temperature: Annotated[float, Field(ge=0)] = 0.6

@@ -1,0 +1,1 @@
+"""Data sets: reading, checking, filtering and preparing them for a run."""

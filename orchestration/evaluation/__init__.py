@@ -1,0 +1,1 @@
+"""Evaluation of models on benchmarks: played, graded, estimated, shown."""

@@ -1,0 +1,102 @@
+"""What an evaluation keeps of each answer, and the file that makes it resumable.
+
+Invariants:
+- an answer is written and flushed when it is there; a file cut off in the middle of a line loses that answer only;
+- one folder holds answers of one model, and of each benchmark under one set of settings: others are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from orchestration.recipe import RecipeError
+from orchestration.run_folder import write_json
+from policies.trajectory import Record
+
+ANSWERS_FILE, SETTINGS_FILE = "answers.jsonl", "settings.json"
+
+
+class Part(Record):
+    """A piece of a dialogue."""
+
+    who: Literal["model", "tool"]
+    text: str
+
+
+class Answer(Record):
+    """One sample of one problem."""
+
+    benchmark: str
+    problem: str
+    """Its id."""
+    family: str
+    question: str
+    gold: str
+    sample: int
+    parts: tuple[Part, ...]
+    extracted: str = ""
+    correct: bool
+    reason: str
+    finish: Literal["answered", "length", "turns", "sandbox_failure", "failed"]
+    """As of trajectories; `failed`: it could not be played, and counts as wrong."""
+    response_tokens: int
+    """Of the whole response, tools included; over HTTP those that the model wrote."""
+    turns: int
+    calls: int
+    tool_errors: int
+    figures: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return (self.benchmark, self.problem, self.sample)
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish in ("length", "turns")
+
+
+class AnswerFile:
+    """The answers of an evaluation, on disk and in memory.
+
+    Raises `RecipeError` if the folder holds answers under other settings.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / ANSWERS_FILE
+        settings_path = folder / SETTINGS_FILE
+        if settings_path.is_file():
+            before = json.loads(settings_path.read_text())
+            changed = [name for name in settings if name in before and before[name] != settings[name]]
+            if changed:
+                told = ", ".join(f"{name}: {before[name]!r}, now {settings[name]!r}" for name in changed)
+                raise RecipeError(f"{folder} holds an evaluation with other settings ({told}); give another --out")
+            settings = before | settings
+        write_json(settings_path, settings)
+        self.answers = {answer.key: answer for answer in self._read()}
+
+    def _read(self) -> Iterator[Answer]:
+        if not self._path.is_file():
+            return
+        whole, _, torn = self._path.read_bytes().rpartition(b"\n")
+        if torn:  # what was being written when the evaluation was cut off
+            with self._path.open("r+b") as file:
+                file.truncate(len(whole) + 1 if whole else 0)
+        for line in whole.splitlines():
+            yield Answer.model_validate_json(line)
+
+    def add(self, answer: Answer) -> None:
+        """Keep an answer."""
+        assert answer.key not in self.answers, f"{answer.key} is answered twice"
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(answer.model_dump_json() + "\n")
+        self.answers[answer.key] = answer
+
+    def missing(self, benchmark: str, problem: str, samples: int) -> list[int]:
+        """The samples of a problem that are not there yet."""
+        return [sample for sample in range(samples) if (benchmark, problem, sample) not in self.answers]

@@ -1,0 +1,1 @@
+"""Rule graders of benchmarks whose answers are no mathematics."""

@@ -1,0 +1,77 @@
+"""Figures and page of an evaluation, from answers made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestration.evaluation.answers import Answer, Part
+from orchestration.evaluation.page import write_page
+from orchestration.evaluation.summary import powers_of_two, summarise
+
+
+def answer(problem: str, sample: int, extracted: str, correct: bool, **more: object) -> Answer:
+    return Answer.model_validate(
+        {
+            "benchmark": "aime24",
+            "problem": problem,
+            "family": problem[0],
+            "question": "<b>What?</b>",
+            "gold": "1000",
+            "sample": sample,
+            "parts": (Part(who="model", text="if a < b & c"),),
+            "extracted": extracted,
+            "correct": correct,
+            "reason": "right" if correct else "wrong",
+            "finish": "answered",
+            "response_tokens": 100,
+            "turns": 2,
+            "calls": 2,
+            "tool_errors": 1,
+        }
+        | more
+    )
+
+
+ANSWERS = [
+    answer("a1", 0, "1,000", True),
+    answer("a1", 1, "1000", True),
+    answer("a1", 2, "5", False, finish="length", calls=0, tool_errors=0, response_tokens=400),
+    answer("b1", 0, "7", False),
+    answer("b1", 1, "7", False),
+    answer("b1", 2, "1000", True),
+    answer("b2", 0, "7", False),
+]
+
+
+def test_figures_are_those_counted_by_hand() -> None:
+    summary = summarise("aime24", ANSWERS, 3, values=True)
+    assert (summary.problems, summary.incomplete) == (2, 1)
+    assert summary.average.mean == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert summary.pass_at[1].mean == pytest.approx(0.5)
+    assert summary.pass_at[2].mean == pytest.approx((1 + 2 / 3) / 2)
+    assert summary.pass_at[3].mean == 1.0
+    assert summary.majority is not None and summary.majority.mean == 0.5
+    assert summary.response_tokens == pytest.approx((5 * 100 + 400) / 6)
+    assert summary.tool_error_share == pytest.approx(5 / 10)
+    assert (summary.tool_call_rate, summary.truncated_share) == (pytest.approx(5 / 6), pytest.approx(1 / 6))
+    assert summary.families["a"].mean == pytest.approx(2 / 3)
+    assert json.loads(json.dumps(summary.as_dict()))["pass_at"]["2"]["mean"] == pytest.approx(5 / 6)
+
+
+def test_without_a_whole_problem_there_are_no_figures() -> None:
+    with pytest.raises(ValueError, match="all 4 samples"):
+        summarise("aime24", ANSWERS, 4, values=True)
+
+
+def test_k_goes_in_powers_of_two_to_the_number_of_samples() -> None:
+    assert (powers_of_two(16), powers_of_two(6), powers_of_two(1)) == ([1, 2, 4, 8, 16], [1, 2, 4, 6], [1])
+
+
+def test_the_page_holds_every_answer_and_nothing_that_a_browser_would_run(tmp_path: Path) -> None:
+    summaries = [summarise("aime24", ANSWERS, 3, values=True)]
+    page = write_page(tmp_path / "report.html", "A <model>", {"seed": 0}, summaries, ANSWERS).read_text()
+    assert page.count("if a &lt; b &amp; c") == len(ANSWERS)
+    assert "<b>What?" not in page and "A <model>" not in page and "http" not in page
