@@ -97,7 +97,7 @@ class Progress:
         self._begin = now()
         self._stage = ""
         self._stage_begin = self._begin
-        self._step = 0
+        self._step = self._done_before = 0
         self._total = 0
         # The display's thread reads these two while we go on: they are replaced, never changed in place.
         self._figures: dict[str, Any] = {}
@@ -119,17 +119,21 @@ class Progress:
         if live is not None:
             live.stop()  # also shows the cursor again and gives stdout and stderr back
 
-    def start_stage(self, name: str, total_steps: int) -> None:
-        """A stage of `total_steps` steps begins; the figures of the one before go away. 0 steps: of unknown length."""
+    def start_stage(self, name: str, total_steps: int, done: int = 0) -> None:
+        """A stage of `total_steps` steps begins; the figures of the one before go away. 0 steps: of unknown length.
+
+        `done` of them were taken before, by a run that is resumed.
+        """
         if total_steps < 0:
             raise ValueError(f"stage {name!r} can't have {total_steps} steps; give 0 if their number is not known")
         self._keep_stage()
-        self._stage, self._total, self._step, self._figures = name, total_steps, 0, {}
+        self._stage, self._total, self._step, self._figures = name, total_steps, done, {}
+        self._done_before = done
         self._stage_begin = self._now()
         self._last_line = float("-inf")
         if self._live is None:
             steps = f", {total_steps} steps" if total_steps else ""
-            self._line(f"{name} begins{steps}")
+            self._line(f"{name} goes on after step {done} of {total_steps}" if done else f"{name} begins{steps}")
 
     def update(self, step: int, **figures: Any) -> None:
         """Step `step` (from 1) is done, or has news; figures that are not given keep their last value."""
@@ -170,9 +174,10 @@ class Progress:
 
     def eta_seconds(self) -> float | None:
         """Seconds to the stage's end at its pace so far; None before the first step and where the length is unknown."""
-        if not self._total or not self._step:
+        taken = self._step - self._done_before
+        if not self._total or not taken:
             return None
-        return (self._now() - self._stage_begin) / self._step * (self._total - self._step)
+        return (self._now() - self._stage_begin) / taken * (self._total - self._step)
 
     def _keep_stage(self) -> None:
         """Leave one line about the stage above the live display, which will show something else."""

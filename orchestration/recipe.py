@@ -275,14 +275,17 @@ def validate_recipe(data: dict[str, Any], source: str) -> Recipe:
 
 
 def _with_deterministic_defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Prefix caching is on by default, but not in deterministic runs."""
-    generators = data.get("generators", {})
-    if data.get("deterministic") is not True or not isinstance(generators, dict):
+    """What a deterministic run needs where the recipe says nothing, and other runs have otherwise."""
+    generators, balancer = data.get("generators", {}), data.get("balancer", {})
+    if data.get("deterministic") is not True or not isinstance(generators, dict) or not isinstance(balancer, dict):
         return data
     engine = generators.get("engine", {})
     if not isinstance(engine, dict):
         return data  # a fault, which validation names
-    return data | {"generators": generators | {"engine": {"prefix_caching": False} | engine}}
+    return data | {
+        "generators": generators | {"engine": {"prefix_caching": False} | engine},
+        "balancer": {"strategy": "worst_case"} | balancer,
+    }
 
 
 def _fault(fault: Any) -> str:

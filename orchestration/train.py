@@ -143,7 +143,9 @@ class Training:
             if name in self._beginning.progress.done:
                 self._progress.note(f"{name} is done")
             else:
-                self._progress.start_stage(name, options.steps)
+                position = self._beginning.progress.current
+                done = position.steps if position is not None and position.stage == name else 0
+                self._progress.start_stage(name, options.steps, done)
             limits = self._limits(options.limits)
             if isinstance(options, FineTuningOptions):
                 await self._ask(port, RunFineTuning(name=name, options=options, limits=limits))

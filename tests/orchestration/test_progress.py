@@ -85,6 +85,16 @@ def test_eta_follows_the_stage_s_own_pace() -> None:
     assert progress.eta_seconds() == pytest.approx(12.0)
 
 
+def test_a_stage_that_goes_on_reckons_with_the_steps_that_it_has_taken_itself() -> None:
+    clock, lines = HandClock(), io.StringIO()
+    progress = Progress(lines, now=clock)
+    progress.start_stage("rl-1", 10, done=6)
+    assert progress.eta_seconds() is None and "rl-1 goes on after step 6 of 10" in lines.getvalue()
+    clock.now += 8
+    progress.update(8)
+    assert progress.eta_seconds() == pytest.approx(8.0)
+
+
 def test_a_negative_number_of_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="give 0 if"):
         Progress(io.StringIO()).start_stage("rl-1", -1)

@@ -111,7 +111,8 @@ def test_resampling_that_contradicts_the_objective_is_refused_by_name() -> None:
 
 
 def test_a_deterministic_run_caches_no_prefixes_unless_it_is_told_to_and_then_it_is_refused() -> None:
-    assert not load_recipe(QUICKSTART, ["deterministic=true"]).generators.engine.prefix_caching
+    recipe = load_recipe(QUICKSTART, ["deterministic=true"])
+    assert (recipe.generators.engine.prefix_caching, recipe.balancer.strategy) == (False, "worst_case")
     assert load_recipe(QUICKSTART).generators.engine.prefix_caching
     with pytest.raises(RecipeError, match=r"generators.engine.prefix_caching = True.*needs False"):
         load_recipe(QUICKSTART, ["deterministic=true", "generators.engine.prefix_caching=true"])

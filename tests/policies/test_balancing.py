@@ -52,7 +52,7 @@ def test_a_wish_for_one_generator_goes_there_or_is_refused(name: StrategyName) -
         balancing.generator_joined(capacity(generator))
     for index in range(4):
         balancing.wish(wish(f"r{index}").model_copy(update={"generator": "g1"}))
-    assert [lease.generator for lease in balancing.grants()] == ["g1"] * 4
+    assert {lease.generator for lease in balancing.grants()} == {"g1"}
     with pytest.raises(Unplaceable, match="is meant for g2, which is gone"):
         balancing.wish(wish("lost").model_copy(update={"generator": "g2"}))
 

@@ -35,7 +35,7 @@ def test_half_of_an_oversampled_group_is_kept_and_its_advantages_sum_to_zero() -
 
 
 def test_what_is_learned_from_is_named_in_the_learners_order() -> None:
-    groups = [group("a", [1] * 8), group("b", [1, 0] * 4), group("c", [0, 1, 1, 1, 1, 1, 1, 1])]
+    groups = [group("a", [1] * 8), group("b", [1, 0] * 4), group("c", [0, 0, 0, 1, 1, 1, 1, 1])]
     batch = batch_of(groups)
     assert [each.group for each in batch.trained] == ["b", "c"]
     assert all(rollout.startswith(f"{each.group}/") for each in batch.trained for rollout in each.rollouts)
