@@ -30,8 +30,9 @@ from orchestration.replay.nondeterminism import Cause, cause_of_difference
 from policies.trajectory import CallRecord, Trajectory
 
 Kind = Literal["status", "output", "timing"]
-AnyCause = Cause | Literal["unstable status"]
-"""`unstable status`: the second of two executions ended as the stored one did, the first did not."""
+AnyCause = Cause | Literal["unstable status", "near its time limit", "a busy machine"]
+"""`unstable status`: the second of two executions ended as the stored one did, the first did not. The others: see
+`cause_of_timeout`."""
 
 RAN_TO_THEIR_END = ("success", "error")
 """Statuses whose output is compared."""
@@ -43,6 +44,8 @@ SLOWER, LEAST_SECONDS = 3.0, 0.25
 """A call's time differs if it is so many times longer or shorter, and by so many seconds."""
 ANY = Limits(wall_seconds=3600.0, memory_bytes=1 << 42, processes=1 << 16, output_bytes=1 << 30, scratch_bytes=1 << 34)
 """The pool caps nothing: calls bring their own limits."""
+STARVED = 0.75
+"""A program that got less of a core than this, while its time ran out, was kept waiting by others."""
 AT_ONCE = 8
 """Trajectories under way for each worker."""
 
@@ -178,7 +181,7 @@ async def replay_environment(
             record.call.id: result
             async for _, record, result in _executed([(name, [record]) for name, record in again], setting, _quiet)
         }
-        replay.differences = [_explained(each, second.get(each.record.call.id)) for each in replay.differences]
+        replay.differences = [_explained(each, second.get(each.record.call.id), setting) for each in replay.differences]
     return replay
 
 
@@ -211,16 +214,38 @@ def _take(replay: EnvironmentReplay, trajectory: str, record: CallRecord, result
         replay.same += 1
 
 
-def _explained(difference: Difference, second: ToolResult | None) -> Difference:
+def _explained(difference: Difference, second: ToolResult | None, setting: SandboxSetting) -> Difference:
     """The difference with its cause, as far as a second execution tells."""
     if second is None or second.status == "sandbox_failure":
         return difference
+    call, stored = difference.record.call, difference.record.result
     cause: AnyCause | None = None
     if "status" in difference.kinds:
-        cause = "unstable status" if second.status == difference.record.result.status else None
+        if second.status == stored.status:
+            cause = "unstable status"
+        elif setting.limits(call.limits).wall_seconds == call.limits.wall_seconds:
+            cause = cause_of_timeout(stored, difference.replayed, call.limits.wall_seconds)
     elif "output" in difference.kinds:
-        cause = cause_of_difference(difference.record.call.code, difference.record.result, difference.replayed, second)
+        cause = cause_of_difference(call.code, stored, difference.replayed, second)
     return Difference(difference.trajectory, difference.record, difference.replayed, difference.kinds, cause)
+
+
+def cause_of_timeout(
+    stored: ToolResult, replayed: ToolResult, wall_seconds: float
+) -> Literal["near its time limit", "a busy machine"] | None:
+    """Why one of the two ran into the same time limit and the other did not, if the sandbox is not to blame.
+
+    The clock on the wall decides, and a busy machine moves it: then the one that ran out of time had little of a core,
+    or the other was nearly out of time as well.
+    """
+    timed_out, other = (stored, replayed) if stored.status == "timeout" else (replayed, stored)
+    if timed_out.status != "timeout" or other.status not in RAN_TO_THEIR_END:
+        return None
+    if other.wall_seconds * SLOWER > wall_seconds:
+        return "near its time limit"
+    if other.cpu_seconds > LEAST_SECONDS / 10 and timed_out.cpu_seconds < STARVED * wall_seconds:
+        return "a busy machine"
+    return None
 
 
 async def _executed(

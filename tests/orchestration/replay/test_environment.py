@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from env.tool_call import Limits, ToolCall, ToolResult
 from orchestration.cli import app
-from orchestration.replay.environment import SandboxSetting, difference_kinds
+from orchestration.replay.environment import SandboxSetting, cause_of_timeout, difference_kinds
 from orchestration.replay.environment_tables import image_differences
 from policies.trajectory import CallRecord, Trajectory
 from tests.orchestration.archive.dialogues import PROMPT, failed_call, text_span, text_trajectory
@@ -148,6 +148,22 @@ def result(**fields: object) -> ToolResult:
 )
 def test_kinds_of_differences(stored: dict, replayed: dict, kinds: tuple[str, ...]) -> None:
     assert difference_kinds(result(**stored), result(**replayed)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("stored", "replayed", "cause"),
+    [
+        ({"wall_seconds": 1.6, "cpu_seconds": 1.5}, {"wall_seconds": 2.0, "cpu_seconds": 1.9}, "near its time limit"),
+        ({"wall_seconds": 0.4, "cpu_seconds": 0.3}, {"wall_seconds": 2.0, "cpu_seconds": 0.5}, "a busy machine"),
+        ({"wall_seconds": 0.4, "cpu_seconds": 0.3}, {"wall_seconds": 2.0, "cpu_seconds": 2.0}, None),  # it is slower
+        ({"wall_seconds": 0.1, "cpu_seconds": 0.01}, {"wall_seconds": 2.0, "cpu_seconds": 0.01}, None),  # it hangs
+    ],
+)
+def test_a_time_limit_that_only_one_ran_into(stored: dict, replayed: dict, cause: str | None) -> None:
+    ended, timed_out = result(**stored), result(status="timeout", exit_code=None, **replayed)
+    assert cause_of_timeout(ended, timed_out, 2.0) == cause_of_timeout(timed_out, ended, 2.0) == cause
+    assert cause_of_timeout(ended, ended, 2.0) is None
+    assert cause_of_timeout(result(status="memory", exit_code=None, **stored), timed_out, 2.0) is None
 
 
 def test_limits_that_are_not_given_stay_as_they_were_stored() -> None:
