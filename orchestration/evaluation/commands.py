@@ -72,7 +72,7 @@ def evaluate(
             raise RecipeError(f"{name}: {settings.samples} samples at temperature 0 are all the same; give --samples 1")
         if model is not None and settings.max_tokens > (longest := longest_sequence(model)):
             raise RecipeError(
-                f"{name}: {settings.max_tokens} tokens, but {model} takes at most {longest}; give --max-tokens {longest}"
+                f"{name}: {settings.max_tokens} tokens are more than {model} takes; give --max-tokens {longest}"
             )
         chosen.append((benchmark, settings))
     folder = out or Path("runs") / "evaluations" / (model.resolve().name if model else _host(str(server)))

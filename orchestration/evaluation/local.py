@@ -79,7 +79,7 @@ async def play_locally(
     async with RayStage(seed=recipe.seed, name=folder.name, log_dir=folder / "logs") as stage:
         await stage.spawn(cast.balancer)
         # Nothing is learned; the director is there for its supervision of generators.
-        await stage.spawn(*[part for part in cast.parts() if part not in (cast.balancer, cast.learner)])
+        await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer and part is not cast.learner])
         rollouts = [ActorRef(part.name) for part in cast.rollouts]
         places = asyncio.Semaphore(AT_ONCE)
         wanted = [
