@@ -140,6 +140,7 @@ def filter_problems(
     max_tokens: Annotated[int, typer.Option(min=2)] = 8192,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many problems, from the start.")] = None,
     generators: Annotated[int, typer.Option(min=1)] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each generator; 0: on the CPU.")] = 0,
     engine: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of generators.engine; repeatable.")
     ] = None,
@@ -155,7 +156,8 @@ def filter_problems(
     found = load_problems(DatasetOptions(name=name, path=source, split=split, limit=limit))
     settings = Settings(rollouts, temperature, max_turns, max_tokens)
     benchmark = Benchmark(name, "reasoning", settings, found.problems)
-    solved = rate(benchmark, out.with_name(out.name + ".answers"), model, engine, generators, seed)
+    answers = out.with_name(out.name + ".answers")
+    solved = rate(benchmark, answers, model, engine=engine, generators=generators, gpus=gpus, seed=seed)
     counts = write_verdicts(out, solved, rollouts, drop_never=never)
     if as_json:
         print(json.dumps(counts))

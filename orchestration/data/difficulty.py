@@ -17,13 +17,29 @@ from orchestration.run_folder import write_whole
 
 
 def rate(
-    benchmark: Benchmark, folder: Path, model: Path, engine: list[str] | None, generators: int, seed: int
+    benchmark: Benchmark,
+    folder: Path,
+    model: Path,
+    *,
+    engine: list[str] | None,
+    generators: int,
+    gpus: float,
+    seed: int,
 ) -> dict[str, int]:
     """How many rollouts solved each problem, by id. Answers are kept in `folder`: an interrupted filter goes on."""
     settings = benchmark.settings
     described = {"model": str(model), "seed": seed, benchmark.name: settings._asdict()}
     file = AnswerFile(folder, described)
-    play_missing([(benchmark, settings)], file, folder, model=model, engine=engine, generators=generators, seed=seed)
+    play_missing(
+        [(benchmark, settings)],
+        file,
+        folder,
+        model=model,
+        engine=engine,
+        generators=generators,
+        gpus=gpus,
+        seed=seed,
+    )
     solved = {problem.id: 0 for problem in benchmark.problems}
     for answer in file.answers.values():
         if answer.problem in solved:

@@ -23,7 +23,8 @@ CHECKED = 50
 
 
 def prepare_data(recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> Recipe:
-    """The recipe with its data sets replaced by prepared files in `folder`; itself if it names none.
+    """The recipe with its data sets replaced by prepared files in `folder`. Files that are there already, since a run
+    goes on, are used as they are.
 
     Args:
         tell: takes a line on each set, and an example of the chats of each SFT stage.
@@ -43,28 +44,33 @@ def prepare_data(recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> R
 
 
 def _stage(recipe: Recipe, name: str, stage: Stage, folder: Path, tell: Callable[[str], None]) -> Stage:
-    if not isinstance(stage, FineTuningOptions) or not stage.data:
-        return stage.model_copy(update={"problems": _problems(stage.problems, folder / f"{name}.jsonl", tell)})
-    chats = load_chats(stage.data)
     path = folder / f"{name}.jsonl"
-    write_chats(path, chats.samples)
+    if not isinstance(stage, FineTuningOptions) or not stage.data:
+        return stage.model_copy(update={"problems": _problems(stage.problems, path, tell)})
+    if not path.is_file():
+        _write_chats(recipe, name, stage, path, tell)
+    return stage.model_copy(update={"data": (ChatDataOptions(path=str(path)),)})
+
+
+def _write_chats(recipe: Recipe, name: str, stage: FineTuningOptions, path: Path, tell: Callable[[str], None]) -> None:
+    chats = load_chats(stage.data)
     tell(f"{name}: {len(chats.samples)} chats" + _left_out(chats.left_out))
     if recipe.model.path is not None:
         chat = load_chat_format(str(recipe.model.path), recipe.prompt)
-        for sample in chats.samples[:CHECKED]:
-            pieces = shown(sample, chat)
-        example = marked(pieces)
-        write_whole(folder / f"{name}-example.txt", example + "\n")
+        checked = [shown(sample, chat) for sample in chats.samples[:CHECKED]]
+        example = marked(checked[0])
+        write_whole(path.with_name(f"{name}-example.txt"), example + "\n")
         tell(f"{name}: what is learned stands between ⟦ and ⟧:\n{example}")
-    return stage.model_copy(update={"data": (ChatDataOptions(path=str(path)),)})
+    write_chats(path, chats.samples)
 
 
 def _problems(options: ProblemOptions, path: Path, tell: Callable[[str], None]) -> ProblemOptions:
     if options.dataset is None:
         return options
-    found = load_problems(options.dataset)
-    write_problems(path, found.problems)
-    tell(f"{path.stem}: {len(found.problems)} problems of {options.dataset.name}" + _left_out(found.left_out))
+    if not path.is_file():
+        found = load_problems(options.dataset)
+        tell(f"{path.stem}: {len(found.problems)} problems of {options.dataset.name}" + _left_out(found.left_out))
+        write_problems(path, found.problems)
     return options.model_copy(update={"dataset": DatasetOptions(path=str(path))})
 
 

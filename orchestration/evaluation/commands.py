@@ -37,6 +37,7 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many problems (bfcl: of each category).")] = None,
     generators: Annotated[int, typer.Option(min=1, help="Generator actors, for a local model.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each generator; 0: on the CPU.")] = 0,
     engine: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A setting of generators.engine, as in recipes; repeatable."),
@@ -72,8 +73,7 @@ def evaluate(
             raise RecipeError(f"{name}: {settings.samples} samples at temperature 0 are all the same; give --samples 1")
         if model is not None and settings.max_tokens > (longest := longest_sequence(model)):
             raise RecipeError(
-                f"{name}: {settings.max_tokens} tokens, but {model} takes at most {longest}; "
-                f"give --max-tokens {longest}"
+                f"{name}: {settings.max_tokens} tokens are more than {model} takes; give --max-tokens {longest}"
             )
         chosen.append((benchmark, settings))
     folder = out or Path("runs") / "evaluations" / (model.resolve().name if model else _host(str(server)))
@@ -92,6 +92,7 @@ def evaluate(
         model=model,
         engine=engine,
         generators=generators,
+        gpus=gpus,
         server=server,
         served_model=served_model,
         seed=seed,
@@ -120,6 +121,7 @@ def play_missing(
     model: Path | None = None,
     engine: list[str] | None = None,
     generators: int = 1,
+    gpus: float = 0,
     server: str | None = None,
     served_model: str | None = None,
     seed: int = 0,
@@ -147,7 +149,7 @@ def play_missing(
             run_interruptibly(_on_server(server, served_model, seed, chosen, file, advance))
         else:
             assert model is not None, "there is a model or a server"
-            _locally(chosen, file, folder, model, engine, generators, seed, advance)
+            _locally(chosen, file, folder, model, engine, generators, gpus, seed, advance)
 
 
 async def _on_server(
@@ -170,12 +172,12 @@ def _locally(
     model: Path,
     engine: list[str] | None,
     generators: int,
+    gpus: float,
     seed: int,
     advance: Callable[[Answer], None],
 ) -> None:
     """One cast for each style: its prompts differ."""
-    from orchestration.evaluation.local import play_locally, recipe_for
-    from orchestration.preflight import check
+    from orchestration.evaluation.local import check_local, play_locally, recipe_for
 
     by_style: dict[Style, list[tuple[Benchmark, Settings]]] = defaultdict(list)
     for benchmark, settings in chosen:
@@ -183,11 +185,19 @@ def _locally(
             by_style[benchmark.style].append((benchmark, settings))
     options = {key: _value(value) for key, value in _pairs(engine, "--engine").items()}
     recipes = {
-        style: recipe_for(model, style, max(settings.max_tokens for _, settings in group), options, generators, seed)
+        style: recipe_for(
+            model,
+            style,
+            max(settings.max_tokens for _, settings in group),
+            engine=options,
+            generators=generators,
+            gpus=gpus,
+            seed=seed,
+        )
         for style, group in by_style.items()
     }
     for recipe in recipes.values():
-        check(recipe, folder)
+        check_local(recipe)
 
     async def all_of_them() -> None:
         for style, group in by_style.items():

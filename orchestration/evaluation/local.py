@@ -11,10 +11,12 @@ from actors.messages import RunRollout
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.ray_stage import RayStage
 from actors.tokenizer import load_chat_format
+from env.preflight import check_host
 from env.tool_call import PYTHON_TOOL
 from orchestration.cast import cast_for
 from orchestration.evaluation.answers import Answer, AnswerFile, Part
 from orchestration.evaluation.benchmarks import PROMPTS, Benchmark, Settings, Style
+from orchestration.preflight import HostUnfit, model_shape
 from orchestration.recipe import Recipe, RecipeError, validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
@@ -22,18 +24,22 @@ from policies.dialogue import DialogueLimits
 from policies.trajectory import Problem, Trajectory
 
 ROLLOUT_DEADLINE_S = 7200.0
+CPU_KV_TOKENS = 32_768
+"""KV cache of a generator on a CPU, if no sequence is longer."""
+BLOCK_TOKENS = 32
 AT_ONCE = 512
 """Rollouts that are asked for at once; the balancer decides which of them run."""
 
 
 def recipe_for(
-    model: Path, style: Style, longest: int, engine: dict[str, object], generators: int, seed: int
+    model: Path, style: Style, longest: int, *, engine: dict[str, object], generators: int, gpus: float, seed: int
 ) -> Recipe:
     """A recipe whose cast plays a benchmark of one style: as for training, but nothing is learned.
 
     Args:
         longest: tokens of the longest sequence.
         engine: `generators.engine` of recipes, where it differs from the defaults.
+        gpus: of each generator.
     """
     limits = {"max_tokens": longest, "max_turn_tokens": longest}
     return validate_recipe(
@@ -42,7 +48,7 @@ def recipe_for(
             "seed": seed,
             "model": {"path": str(model)},
             "prompt": PROMPTS[style].model_dump(),
-            "generators": {"count": generators, "engine": _engine(longest) | engine},
+            "generators": {"count": generators, "gpus": gpus, "engine": _engine(longest, gpus) | engine},
             "environments": {"count": 1},
             "rollouts": {"count": 1},
             "evaluation": {"limits": limits},
@@ -52,9 +58,23 @@ def recipe_for(
     )
 
 
-def _engine(longest: int) -> dict[str, object]:
-    """Settings that hold the longest sequence, and its prompt in one step (see `VllmOptions.max_step_tokens`)."""
-    return {"max_sequence_tokens": longest, "max_step_tokens": max(2048, longest)}
+def _engine(longest: int, gpus: float) -> dict[str, object]:
+    """Settings that hold the longest sequence. On a CPU the KV cache is bounded: vLLM would take most of the memory."""
+    if gpus:
+        return {"max_sequence_tokens": longest}
+    blocks = -(-max(longest, CPU_KV_TOKENS) // BLOCK_TOKENS)
+    return {"max_sequence_tokens": longest, "kv_tokens": blocks * BLOCK_TOKENS, "block_tokens": BLOCK_TOKENS}
+
+
+def check_local(recipe: Recipe) -> None:
+    """Raise `RecipeError` if there is no model, or this machine can't isolate the code that it writes.
+
+    Memory is not compared: a recipe's plan counts a learner, and there is none.
+    """
+    model_shape(recipe.model)
+    faults = [str(problem) for problem in check_host()]
+    if faults:
+        raise HostUnfit("this machine can't run models' code:\n  " + "\n  ".join(faults))
 
 
 def longest_sequence(model: Path) -> int:
@@ -80,7 +100,7 @@ async def play_locally(
     async with RayStage(seed=recipe.seed, name=folder.name, log_dir=folder / "logs") as stage:
         await stage.spawn(cast.balancer)
         # Nothing is learned; the director is there for its supervision of generators.
-        await stage.spawn(*[part for part in cast.parts() if part not in (cast.balancer, cast.learner)])
+        await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer and part is not cast.learner])
         rollouts = [ActorRef(part.name) for part in cast.rollouts]
         places = asyncio.Semaphore(AT_ONCE)
         wanted = [
