@@ -12,8 +12,9 @@ from actors.fine_tuning import FineTuning
 from actors.messages import RunCall, RunFineTuning
 from actors.system.actor import ActorRef
 from actors.tokenizer import PromptOptions, load_chat_format
-from env.tool_call import Limits, ToolCall
+from env.tool_call import PYTHON_TOOL, Limits, ToolCall
 from orchestration.tiny_model import write_tokenizer
+from policies.demonstrations import Script
 from policies.dialogue import DialogueLimits
 from policies.stages import FineTuningOptions
 from tests.support.in_process_stage import InProcessStage
@@ -51,7 +52,8 @@ async def test_broken_programs_of_one_shape_fail_alike(stage: InProcessStage, tm
     for form in ("print({}", "show({})"):
         for expression in expressions:
             program = form.format(expression)
-            short = await stage_one._failure(program, expression)
+            script = Script("", expression, (program,), (), (PYTHON_TOOL,))
+            short = await stage_one._failure(program, script)
             call = ToolCall(id=program, code=program, limits=LIMITS.call)
             ran = (await stage.port.ask(ActorRef("environment"), RunCall(call=call, trajectory="t"), 60)).result
             assert (short.status, short.stderr) == (ran.status, ran.stderr) and short.status == "error"
