@@ -171,15 +171,16 @@ class SessionProcess:
             os.close(self._worker_pidfd)
             self._worker_pidfd = -1
         self._link.close()
-        said = ""
-        if room is not None:
+        try:
+            if room is None:
+                return ""
             if room.init_pidfd >= 0:
                 asyncio.get_running_loop().remove_reader(room.init_pidfd)
-            said = await room.end()
-        for stream in (self._out, self._err):
-            stream.drain()
-            stream.close()
-        return said
+            return await room.end()
+        finally:
+            for stream in (self._out, self._err):
+                stream.drain()
+                stream.close()
 
     def memory_bytes(self) -> int:
         """What the session holds now."""

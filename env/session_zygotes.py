@@ -48,6 +48,7 @@ class _ZygoteRoom:
         self._rooms, self._jail, self.init_pidfd, self._limits = rooms, jail, pidfd, limits
         self.user, self.slot = user, slot
         self.gone = asyncio.Event()
+        self._words = ""
         self.begin_cell()
         self.init = self.pid()
 
@@ -59,6 +60,12 @@ class _ZygoteRoom:
     def admit(self, pid: int) -> None:
         if self.slot is not None:
             self.slot.move_in(pid)
+
+    def lose_jail(self) -> None:
+        """The whole jail has ended; who comes later finds its log closed."""
+        if not self.gone.is_set():
+            self._words = self._jail.words()
+            self.gone.set()
 
     def begin_cell(self) -> None:
         if self.slot is not None:
@@ -81,7 +88,7 @@ class _ZygoteRoom:
             slow.cancel()
             os.close(self.init_pidfd)
             self._rooms.take_back(self)
-        return self._jail.words() if self._jail.lost else ""
+        return self._words
 
 
 class ZygoteRooms:
@@ -213,7 +220,7 @@ class ZygoteRooms:
     def lose_jail(self) -> None:
         self._said.put_nowait(None)
         for room in self._open:
-            room.gone.set()
+            room.lose_jail()
 
     def take_back(self, room: _ZygoteRoom) -> None:
         """A room has ended."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -181,29 +178,3 @@ async def test_with_one_user_for_all_calls_this_is_said(pools: Pools, monkeypatc
     result = await run(pool, "open('x', 'w').write('y'); open('/usr/x', 'w')")
     assert (result.status, result.exit_code) == ("error", 1)
     assert ONE_USER in (await pool.isolation()).weaknesses
-
-
-IN_A_NAMESPACE = """
-import asyncio
-from env.interpreters import Interpreters
-from env.tool_call import Limits, ToolCall
-
-async def main():
-    pool = Interpreters(Limits(wall_seconds=20), workers=1)
-    result = await pool.run(ToolCall(id="a", code="print(1)"))
-    await pool.close()
-    print(result.status, result.reason)
-
-asyncio.run(main())
-"""
-
-
-def test_in_a_user_namespace_without_ids_to_give_calls_are_refused_with_the_reason():
-    if shutil.which("unshare") is None:
-        pytest.skip("util-linux's unshare is not installed")
-    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", IN_A_NAMESPACE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if "unshare failed" in done.stderr:
-        pytest.skip(f"this host makes no user namespaces: {done.stderr.strip()}")
-    status, _, reason = done.stdout.partition(" ")
-    assert status == "sandbox_failure" and "map" in reason, done

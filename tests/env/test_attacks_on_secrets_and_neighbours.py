@@ -1,0 +1,84 @@
+"""Programs that look for what is not theirs, and leave things for the next. Numbers as in docs/attack-suite.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from env.interpreters import Interpreters
+from tests.env.attacks import Attack, each_way, tells, withstand
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secrets() -> Iterator[None]:
+    """The host's environment has what programs must not see, from before the first jail starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("RAY_ADDRESS", "host:6379")
+        yield
+
+
+SECRETS = [
+    Attack(42, "/etc/shadow", tells("open('/etc/shadow')"), "success", "ENOENT\n"),
+    Attack(42, "home directories", tells("os.listdir('/root')"), "success", "ENOENT\n"),
+    Attack(42, "/proc", tells("open('/proc/1/environ')"), "success", "ENOENT\n"),
+    Attack(
+        42,
+        "environment",
+        "import os\nprint(sorted(k for k in os.environ if not k.endswith('_NUM_THREADS') and k[:6] != 'PYTHON'))",
+        "success",
+        r"\['HOME', 'LANG', 'LD_LIBRARY_PATH', 'PATH', 'TMPDIR'\]\n",
+    ),
+    Attack(
+        43,
+        "inherited descriptors",
+        "import os\nopen_ = []\nfor fd in range(4096):\n  try: os.fstat(fd); open_.append(fd)\n  except OSError: pass\n"
+        "print(open_)",
+        "success",
+        r"\[0, 1, 2\]\n",
+        as_cell={"stdout": r"\[0, 1, 2, 255\]\n"},
+    ),
+    Attack(
+        45,
+        "patched interpreter",
+        "import builtins, sys\nbuiltins.poison = sys.modules['poison'] = 1\nbuiltins.len = print",
+        "success",
+    ),
+    Attack(44, "System V shared memory", tells("call(29, 1234, 4096, 0o1666)"), "success", "worked\n"),
+    Attack(44, "what is left of it", tells("call(29, 1234, 4096, 0)"), "success", "ENOENT\n"),
+    Attack(42, "private keys", tells("os.listdir(os.path.expanduser('~root/.ssh'))"), "success", "ENOENT\n"),
+    Attack(
+        42,
+        "secrets in the host's environment",
+        "import os\nprint([name for name in os.environ if name.startswith(('AWS_', 'RAY_'))])",
+        "success",
+        r"\[\]\n",
+    ),
+    Attack(44, "message queue", tells("call(240, b'left', 0o102, 0o600, 0)"), "success", "(EMFILE|EPERM|ENOSYS)\n"),
+    Attack(
+        44,
+        "another directory and no umask",
+        "import os\nos.mkdir('left'); os.chdir('left'); os.umask(0)\nprint(os.getcwd())",
+        "success",
+        "/tmp/left\n",
+    ),
+]
+
+TRACES = [
+    Attack(
+        44,
+        "traces for the next call",
+        "open('left', 'w').write('x'); open('/dev/shm/left', 'w'); import os; os.umask(0);",
+        "success",
+    ),
+]
+
+ATTACKS = [*SECRETS, *TRACES]
+
+
+@each_way(ATTACKS)
+async def test_attack(interpreters: Interpreters, attack: Attack, tool: str):
+    await withstand(interpreters, attack, tool)
