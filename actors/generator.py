@@ -116,7 +116,8 @@ class GeneratorActor(Watched):
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
         turns[request.turn] = future
         try:
-            sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
+            new = tokens.unpack_ids(request.ids) if request.ids else []
+            sampled = await self._sample(request, history[: request.known] + new)
         except BaseException as error:
             turns.pop(request.turn, None)
             future.set_exception(error)
@@ -143,8 +144,8 @@ class GeneratorActor(Watched):
             self._histories[rollout] = history + result.ids
         self._turns_served += 1
         return TurnSampled(
-            ids=tokens.pack_ids(result.ids),
-            logprobs=tokens.pack_floats(result.logprobs),
+            ids=tokens.pack_ids(result.ids) if result.ids else b"",
+            logprobs=tokens.pack_floats(result.logprobs) if result.logprobs else b"",
             finish=result.finish,
             version=result.version,
             turn=result.turn,
