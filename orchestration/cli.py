@@ -19,7 +19,7 @@ from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
-from orchestration.terminal import AsJson, console, run_interruptibly
+from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench_commands.app, name="bench")
@@ -115,14 +115,15 @@ def drill(
 
     if not virtual:
         raise RecipeError("drills run on the virtual stage only; add --virtual")
-    training = Drill(load_recipe(recipe, overrides))
-    if plan is not None:
-        reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
-        print(reason or "passed")
-        raise SystemExit(1 if reason else 0)
-    failures = training.run(
-        range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
-    )
+    with ending_cleanly():
+        training = Drill(load_recipe(recipe, overrides))
+        if plan is not None:
+            reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
+            print(reason or "passed")
+            raise SystemExit(1 if reason else 0)
+        failures = training.run(
+            range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
+        )
     if as_json:
         found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
         print(json.dumps({"seeds": seeds, "failures": found}))
@@ -166,10 +167,11 @@ def simulate(
     loaded = simulation.calibrated(loaded, calibration)
     name = stage or simulation.first_stage(loaded)
     names = simulation.chosen_strategies(strategies, loaded)
-    if events is not None:
-        simulation.print_events(loaded, name, names[0], steps, explore, events)
-        return
-    found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
+    with ending_cleanly():
+        if events is not None:
+            simulation.print_events(loaded, name, names[0], steps, explore, events)
+            return
+        found = simulation.simulate(loaded, stage=name, strategies=names, steps=steps, explore=explore)
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:
         print(json.dumps(simulation.as_dict(loaded, name, found) | {"page": str(path)}))
