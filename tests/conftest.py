@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from actors.system.ray_stage import LocalRay, RayStage
 
-pytest_plugins = ["env.fault_fixtures"]  # as a user's own conftest.py would say it
+pytest_plugins = ["env.fault_fixtures", "actors.system.virtual_fixtures"]  # as a user's own conftest.py would say it
 
 _ENV = Path(__file__).parent / "env"
 
