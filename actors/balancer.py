@@ -80,13 +80,12 @@ class BalancerActor(Actor):
                 self._at_this_time().wish(request.wish)
             except Unplaceable as refusal:
                 return LeaseGranted(lease=None, refusal=str(refusal))
-            self._asked[rollout] = asyncio.get_running_loop().create_future()
             self._go_on()
-            granted = self._asked.get(rollout)
-            if granted is None:
+            if rollout in self._leases:
                 return LeaseGranted(lease=self._leases[rollout])
+            self._asked[rollout] = asyncio.get_running_loop().create_future()
             self._queued_total += 1
-        return (await asyncio.shield(self._asked[rollout])).model_copy(update={"queued": True})
+        return await asyncio.shield(self._asked[rollout])
 
     @handles(ReleaseLease)
     async def on_release(self, message: ReleaseLease) -> None:
@@ -170,7 +169,9 @@ class BalancerActor(Actor):
             self._leases[lease.rollout] = lease
             self._granted_total += 1
             self._drained.clear()
-            self._asked.pop(lease.rollout).set_result(LeaseGranted(lease=lease))
+            waiting = self._asked.pop(lease.rollout, None)
+            if waiting is not None:  # else it has just been asked for, and is answered by whoever is asked
+                waiting.set_result(LeaseGranted(lease=lease, queued=True))
         self._peak = max(self._peak, len(self._leases))
 
     def _end_leases(self, rollouts: tuple[str, ...]) -> None:

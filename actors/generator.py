@@ -122,7 +122,8 @@ class GeneratorActor(Watched):
             if request.seat is not None and not await self._waves.turn_begins(request.seat, rollout):
                 sampled = TurnSampled(finish="aborted", version=self._version)
             else:
-                sampled = await self._sample(request, history[: request.known] + tokens.unpack_ids(request.ids))
+                new = tokens.unpack_ids(request.ids) if request.ids else []
+                sampled = await self._sample(request, history[: request.known] + new)
         except BaseException as error:
             turns.pop(request.turn, None)
             future.set_exception(error)
@@ -149,8 +150,8 @@ class GeneratorActor(Watched):
             self._histories[rollout] = history + result.ids
         self._turns_served += 1
         return TurnSampled(
-            ids=tokens.pack_ids(result.ids),
-            logprobs=tokens.pack_floats(result.logprobs),
+            ids=tokens.pack_ids(result.ids) if result.ids else b"",
+            logprobs=tokens.pack_floats(result.logprobs) if result.logprobs else b"",
             finish=result.finish,
             version=result.version,
             turn=result.turn,

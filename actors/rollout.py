@@ -305,4 +305,4 @@ class _Play:
 
 async def _in_order[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of coroutines run side by side, in the order given."""
-    return list(await asyncio.gather(*work))
+    return [await work[0]] if len(work) == 1 else list(await asyncio.gather(*work))

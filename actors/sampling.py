@@ -191,13 +191,14 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
     if not valid:
         return {"rollouts": 0.0, "void": float(len(trajectories))}
     correct = [trajectory for trajectory in valid if trajectory.verdict.correct]
+    response_tokens = [trajectory.response_tokens for trajectory in valid]
     figures: Figures = {
         "rollouts": float(len(valid)),
         "void": float(len(trajectories) - len(valid)),
         "reward_mean": _mean([trajectory.reward for trajectory in valid]),
-        "response_tokens_mean": _mean([trajectory.response_tokens for trajectory in valid]),
-        "response_tokens_p95": float(np.percentile([trajectory.response_tokens for trajectory in valid], 95)),
-        "response_tokens_max": float(max(trajectory.response_tokens for trajectory in valid)),
+        "response_tokens_mean": _mean(response_tokens),
+        "response_tokens_p95": float(np.percentile(response_tokens, 95)),
+        "response_tokens_max": float(max(response_tokens)),
         "model_tokens": float(sum(trajectory.model_tokens for trajectory in valid)),
         "turns_mean": _mean([trajectory.turns for trajectory in valid]),
         "tool_calls_mean": _mean([len(trajectory.calls) for trajectory in valid]),

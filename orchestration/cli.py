@@ -25,7 +25,7 @@ from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
-from orchestration.terminal import AsJson, console, run_interruptibly
+from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -180,14 +180,15 @@ def drill(
 
     if not virtual:
         raise RecipeError("drills run on the virtual stage only; add --virtual")
-    training = Drill(load_recipe(recipe, overrides))
-    if plan is not None:
-        reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
-        print(reason or "passed")
-        raise SystemExit(1 if reason else 0)
-    failures = training.run(
-        range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
-    )
+    with ending_cleanly():
+        training = Drill(load_recipe(recipe, overrides))
+        if plan is not None:
+            reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
+            print(reason or "passed")
+            raise SystemExit(1 if reason else 0)
+        failures = training.run(
+            range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
+        )
     if as_json:
         found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
         print(json.dumps({"seeds": seeds, "failures": found}))
@@ -247,12 +248,13 @@ def simulate(
     names = simulation.chosen_strategies(strategies, loaded)
     script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
     chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
-    if events is not None:
-        simulation.print_events(chosen[0], events)
-        return
     service = None if tools is None else service_times(tools)
-    found = [rehearse(setting) for setting in chosen]
-    sizing = None if service is None else simulation.environment_cores(loaded, service, found[0])
+    with ending_cleanly():
+        if events is not None:
+            simulation.print_events(chosen[0], events)
+            return
+        found = [rehearse(setting) for setting in chosen]
+        sizing = None if service is None else simulation.environment_cores(loaded, service, found[0])
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:
         cores = {} if sizing is None else {"environment_cores": sizing.model_dump()}

@@ -57,7 +57,7 @@ class Violation(AssertionError):
 
 
 class Invariants:
-    """An observer of a stage's trace (`Trace.observe`).
+    """Listens to a stage's trace; what it finds broken ends the run with a `Violation`.
 
     Args:
         most_promised: of a generator's KV, as a multiple of its capacity; None for strategies that promise none.
@@ -78,14 +78,14 @@ class Invariants:
         self._progress_ns = stage.loop.now_ns()
         self._idle_looks = 0
         self._ended = False
-        self._asked: dict[type[Message], Callable[[Event, Message], None]] = {
+        asked: dict[type[Message], Callable[[Event], None]] = {
             RunRollout: self._on_submitted,
             SampleTurn: self._on_turn_asked,
             Learn: self._on_learn,
             OpenGate: self._on_open,
             ReleaseLease: self._on_released,
         }
-        self._answered: dict[type[Message], Callable[[Event, Message], None]] = {
+        answered: dict[type[Message], Callable[[Event], None]] = {
             LeaseGranted: self._on_granted,
             TurnSampled: self._on_sampled,
             CallFinished: self._on_progress,
@@ -93,15 +93,10 @@ class Invariants:
             Learned: self._on_learned,
             WeightsPublished: self._on_progress,
         }
+        stage.trace.listen({("ask", message): rule for message, rule in asked.items()})
+        stage.trace.listen({("tell", message): rule for message, rule in asked.items()})
+        stage.trace.listen({("answer", message): rule for message, rule in answered.items()})
         self._look()
-
-    def __call__(self, event: Event) -> None:
-        """Hear of an event. Raises `Violation`."""
-        if event.message is not None:
-            rules = self._answered if event.kind == "answer" else self._asked
-            rule = rules.get(type(event.message))
-            if rule is not None:
-                rule(event, event.message)
 
     async def at_the_end(self, dropped: int) -> None:
         """Wait until what is under way has arrived, then look at what is left. Raises `Violation`.
@@ -124,20 +119,23 @@ class Invariants:
 
     # --- rules ------------------------------------------------------------------------------------
 
-    def _on_submitted(self, _: Event, message: Message) -> None:
+    def _on_submitted(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, RunRollout)
         self._submitted[message.id] = None
         self._progress_ns = self._stage.loop.now_ns()
 
-    def _on_finished(self, event: Event, message: Message) -> None:
+    def _on_finished(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, RolloutFinished)
         trajectory = message.trajectory
         if trajectory.id not in self._submitted:
             self._broken(f"{event.source} finished {trajectory.id}, which nobody asked for")
         self._finished[trajectory.id] = None
-        self._on_progress(event, message)
+        self._on_progress(event)
 
-    def _on_learn(self, event: Event, message: Message) -> None:
+    def _on_learn(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, Learn)
         batch: tuple[TrainingSequence, ...] = self._stage.blob(message.blob) or ()
         here: dict[str, None] = {}
@@ -150,9 +148,10 @@ class Invariants:
             if rollout not in self._finished:
                 self._broken(f"{rollout} is learned from in {message.step_id}, but has not finished")
             here[rollout] = None
-        self._on_progress(event, message)
+        self._on_progress(event)
 
-    def _on_learned(self, event: Event, message: Message) -> None:
+    def _on_learned(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, Learned) and isinstance(event.request, Learn)
         step_id, version = event.request.step_id, message.version
         last = max(self._steps.values(), default=WeightsVersion(0, 0))
@@ -161,9 +160,10 @@ class Invariants:
             self._broken(f"step {step_id} gave version {known} and then {version}: trained twice")
         if version.lineage == last.lineage and version.step > last.step + 1:
             self._broken(f"step {step_id} gave version {version} after {last}: trained twice")
-        self._on_progress(event, message)
+        self._on_progress(event)
 
-    def _on_open(self, event: Event, message: Message) -> None:
+    def _on_open(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, OpenGate)
         if message.version < self._version:
             self._broken(
@@ -171,25 +171,29 @@ class Invariants:
             )
         self._version = message.version
 
-    def _on_granted(self, event: Event, message: Message) -> None:
+    def _on_granted(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, LeaseGranted)
         if message.lease is not None and message.lease.rollout not in self._released:
             self._leases[message.lease.rollout] = message.lease.generator
-        self._on_progress(event, message)
+        self._on_progress(event)
 
-    def _on_released(self, _: Event, message: Message) -> None:
+    def _on_released(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, ReleaseLease)
         self._leases.pop(message.rollout, None)
         self._released[message.rollout] = None
 
-    def _on_turn_asked(self, event: Event, message: Message) -> None:
+    def _on_turn_asked(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, SampleTurn)
         if message.lease.rollout in self._released:
             self._broken(f"{event.source} uses lease {message.lease.rollout}, which it has given back")
 
-    def _on_sampled(self, event: Event, message: Message) -> None:
+    def _on_sampled(self, event: Event) -> None:
+        message = event.message
         assert isinstance(message, TurnSampled)
-        self._on_progress(event, message)
+        self._on_progress(event)
         if message.finish in ("history_missing", "aborted"):
             return
         last = self._sampled_by.get(event.source, message.version)
@@ -203,7 +207,7 @@ class Invariants:
         if not 0 <= used <= capacity:
             self._broken(f"{event.source} holds {used} tokens of KV and has {capacity}: over budget")
 
-    def _on_progress(self, event: Event, _: Message) -> None:
+    def _on_progress(self, event: Event) -> None:
         self._progress_ns = event.now_ns
 
     # --- looks ------------------------------------------------------------------------------------

@@ -1,33 +1,32 @@
 """The report's figures: each knows what it shows, what it needs, and how to draw it from a run's metrics.
 
-Invariants:
-- a figure that lacks its data is None, with a reason that a reader understands; nothing is drawn from guesses;
-- a thing has one colour on the whole page (a stage, a generator, a part of the step), from a palette that people
-  with colour-blindness can tell apart (Okabe and Ito, 2008).
+Invariant:
+- a figure that lacks its data is None, with a reason that a reader understands; nothing is drawn from guesses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 
 from orchestration.metrics import Record, column, figure, names_with_prefix, of_kind
-
-BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#d55e00",
-    "#c9b800",
-    "#8a929c",
+from orchestration.plot_frame import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SEQUENCE,
+    SKY,
+    YELLOW,
+    positions,
+    steps_chart,
+    style,
 )
-SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY)
-INK, FAINT, RULE = "#1d2733", "#66707c", "#e6e9ed"
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
 
 PARTS_OF_A_STEP = {
     "rollout": ("generation and tools", BLUE),
@@ -41,14 +40,6 @@ PARTS_OF_A_STEP = {
 """`time_<part>_s` -> what it is called and its colour; parts that are not listed go by their own names."""
 
 
-class Stretch(NamedTuple):
-    """Consecutive steps of one stage."""
-
-    stage: str
-    first: float
-    last: float
-
-
 class Drawn(NamedTuple):
     """A figure, or why there is none."""
 
@@ -56,31 +47,6 @@ class Drawn(NamedTuple):
     caption: str
     figure: go.Figure | None
     missing: str = ""
-
-
-def positions(steps: Sequence[Record]) -> list[float]:
-    """Where each record stands on the axis of steps: at its step, counted on where a stage begins to count anew."""
-    found: list[float] = []
-    offset, last, stage = 0.0, 0.0, None
-    for record in steps:
-        step = figure(record, "step") or 0.0
-        if record.get("stage") != stage and stage is not None and step + offset <= last:
-            offset = last
-        stage, last = record.get("stage"), step + offset
-        found.append(last)
-    return found
-
-
-def stretches(steps: Sequence[Record]) -> list[Stretch]:
-    """The stages of consecutive steps, in order, by optimiser step."""
-    found: list[Stretch] = []
-    for record, step in zip(steps, positions(steps), strict=True):
-        stage = str(record.get("stage", ""))
-        if found and found[-1].stage == stage:
-            found[-1] = found[-1]._replace(last=step)
-        else:
-            found.append(Stretch(stage, step, step))
-    return found
 
 
 def draw_all(records: Sequence[Record]) -> list[Drawn]:
@@ -194,7 +160,7 @@ def _lines(
     known = {name: style for name, style in series.items() if any(v is not None for v in column(records, name))}
     if not known:
         return _missing(title, caption, f"the steps do not tell {' or '.join(series)}")
-    chart = _chart(records, what)
+    chart = steps_chart(records, what)
     for name, (label, colour) in known.items():
         values = column(records, name)
         if log:  # a log axis has no place for zero
@@ -253,7 +219,7 @@ def _evaluations(evaluations: Sequence[Record]) -> Drawn:
         chart.add_annotation(
             x=label, y=value + high, text=f"<b>{value:.1%}</b>", showarrow=False, yshift=12, font={"color": INK}
         )
-    _style(chart)
+    style(chart)
     chart.update_layout(showlegend=False, yaxis={"range": [0, 1.08], "tickformat": ".0%", "dtick": 0.25})
     return Drawn(title, caption, chart)
 
@@ -277,7 +243,7 @@ def _families(evaluations: Sequence[Record]) -> Drawn:
             marker={"color": colours[index % len(colours)]},
             hovertemplate=f"{label}, %{{x}}: %{{y:.1%}}<extra></extra>",
         )
-    _style(chart)
+    style(chart)
     chart.update_layout(barmode="group", bargap=0.3, yaxis={"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25})
     chart.update_layout(legend={"y": 1.02, "yanchor": "bottom"})  # long names of families slant into the space below
     return Drawn(title, caption, chart)
@@ -307,7 +273,7 @@ def _step_time(steps: Sequence[Record]) -> Drawn:
         (name.removeprefix("time_").removesuffix("_s") for name in names),
         key=lambda part: order.index(part) if part in order else len(order),
     )
-    chart = _chart(steps, "optimiser step")
+    chart = steps_chart(steps, "optimiser step")
     x = positions(steps)
     spent = [0.0] * len(steps)
     for part in parts:
@@ -330,54 +296,3 @@ def _add_seconds(chart: go.Figure, x: Sequence[float], y: Sequence[float], label
 
 def _or(value: float | None, other: float) -> float:
     return other if value is None else value
-
-
-def _chart(records: Sequence[Record], what: str) -> go.Figure:
-    """An empty figure over steps, with the stages' boundaries marked."""
-    chart = go.Figure()
-    _style(chart)
-    chart.update_layout(hovermode="x unified")
-    chart.update_xaxes(title={"text": what, "font": {"size": 12, "color": FAINT}, "standoff": 6})
-    marks = stretches(records)
-    if marks:
-        chart.update_xaxes(range=[marks[0].first - 0.7, marks[-1].last + 0.7])
-        if marks[-1].last - marks[0].first < 10:  # there are no half steps
-            chart.update_xaxes(dtick=1)
-    for index, stretch in enumerate(marks):
-        if index:
-            boundary = (marks[index - 1].last + stretch.first) / 2
-            chart.add_vline(x=boundary, line={"color": GREY, "width": 1, "dash": "dot"})
-        if len(marks) > 1:
-            chart.add_annotation(
-                x=(stretch.first + stretch.last) / 2,
-                y=1,
-                yref="paper",
-                yanchor="bottom",
-                text=stretch.stage,
-                showarrow=False,
-                font={"size": 11, "color": FAINT},
-            )
-    return chart
-
-
-def _style(chart: go.Figure) -> None:
-    """The page's look: white, light rules, legend above at the right."""
-    axis: dict[str, Any] = {
-        "gridcolor": RULE,
-        "linecolor": RULE,
-        "zerolinecolor": RULE,
-        "tickfont": {"size": 11, "color": FAINT},
-        "automargin": True,
-    }
-    chart.update_layout(
-        template="none",
-        height=290,
-        margin={"l": 48, "r": 24, "t": 28, "b": 40},
-        font={"family": FONT, "size": 12, "color": INK},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.24, "yanchor": "top", "font": {"size": 11}},
-        hoverlabel={"font": {"family": FONT, "size": 12}},
-        xaxis={**axis, "showgrid": False},
-        yaxis=axis,
-    )

@@ -33,7 +33,8 @@ from orchestration.metrics import (
     read_metrics,
     stages_from_evaluations,
 )
-from orchestration.plots import FAINT, FONT, INK, Drawn, draw_all
+from orchestration.plot_frame import FAINT, FONT, INK
+from orchestration.plots import Drawn, draw_all
 from orchestration.progress import RunTable, format_figure, format_seconds
 
 REPORT_FILE = "report.html"

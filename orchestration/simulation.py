@@ -14,12 +14,13 @@ from pathlib import Path
 
 from actors.engines.simulated_engine import SimulatedEngine
 from actors.generator import GeneratorActor
-from actors.messages import NextReports, RolloutFinished, RunCall, RunReinforcement, RunRollout
+from actors.messages import CallFinished, NextReports, RolloutFinished, RunCall, RunReinforcement
 from actors.system.actor import ActorRef
 from actors.system.actor_faults import ActorFaultPlan
 from actors.system.trace import Event, Trace
 from actors.system.virtual_loop import NS, run_virtual
-from actors.system.virtual_stage import Network, VirtualStage
+from actors.system.virtual_member import Network
+from actors.system.virtual_stage import VirtualStage
 from orchestration.cast import enter
 from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
@@ -102,6 +103,26 @@ def stage_options(recipe: Recipe, stage: str) -> ReinforcementOptions:
     return options
 
 
+class NotRepeatable(AssertionError):
+    """A setting gave another run when it was run again: the text says what differs."""
+
+
+def rehearse_twice(setting: Setting) -> Rehearsal:
+    """As `rehearse`, and once more, to see that the run is the same.
+
+    Raises `NotRepeatable`, and what `rehearse` raises.
+    """
+    once, again = rehearse(setting), rehearse(setting)
+    if (once.trace_hash, once.events) != (again.trace_hash, again.events):
+        raise NotRepeatable(
+            f"not the same when run again: trace {once.trace_hash} of {once.events} events, "
+            f"then {again.trace_hash} of {again.events}"
+        )
+    if once.figures != again.figures:
+        raise NotRepeatable(f"the same trace, but not the same figures: {once.figures}, then {again.figures}")
+    return once
+
+
 def rehearse(setting: Setting) -> Rehearsal:
     """Run the setting in virtual time.
 
@@ -132,7 +153,9 @@ class _Run:
 
     def result(self) -> Rehearsal:
         began = time.process_time()
-        figures = run_virtual(self._play(), explore=self._setting.explore)
+        # Made and removed out here: a run that is interrupted has no virtual time left to clean up in.
+        with tempfile.TemporaryDirectory(prefix="greenroom-simulation-") as folder:
+            figures = run_virtual(self._play(Path(folder)), explore=self._setting.explore)
         return Rehearsal(
             strategy=self._setting.balancer.strategy,
             figures=figures,
@@ -143,39 +166,43 @@ class _Run:
             steps=self._steps,
         )
 
-    async def _play(self) -> dict[str, float]:
+    async def _play(self, folder: Path) -> dict[str, float]:
         recipe, setting = self._recipe, self._setting
         jitter = 0.0 if setting.explore is None else 0.002
-        with tempfile.TemporaryDirectory(prefix="greenroom-simulation-") as folder:
-            stage = VirtualStage(
-                seed=recipe.seed,
-                network=Network(jitter_s=jitter),
-                plan=setting.plan,
-                trace=self._trace,
-                wire_every=97,
+        stage = VirtualStage(
+            seed=recipe.seed,
+            network=Network(jitter_s=jitter),
+            plan=setting.plan,
+            trace=self._trace,
+            wire_every=97,
+        )
+        async with stage:
+            cast = simulated_cast(
+                recipe,
+                balancer=setting.balancer,
+                folder=folder,
+                restarts=setting.restarts,
+                workload=setting.workload,
             )
-            async with stage:
-                cast = simulated_cast(
-                    recipe,
-                    balancer=setting.balancer,
-                    folder=Path(folder),
-                    restarts=setting.restarts,
-                    workload=setting.workload,
-                )
-                await enter(stage, cast)
-                invariants = Invariants(stage, cast, most_promised=most_promised(setting.balancer))
-                self._trace.observe(invariants)
-                self._trace.observe(self._look_at)
-                self._watch_engines(stage)
-                self._began_ns = stage.loop.now_ns()
-                limits = DialogueLimits(**self._options.limits.model_dump(), tools=recipe.tools)
-                request = RunReinforcement(name=setting.stage, options=self._options, limits=limits)
-                await stage.port.ask(DIRECTOR, request)
-                reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
-                self._series_on = False
-                steps = self._steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
-                await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
-                return self._figures(steps)
+            await enter(stage, cast)
+            invariants = Invariants(stage, cast, most_promised=most_promised(setting.balancer))
+            self._trace.listen(
+                {
+                    ("ask", RunCall): self._on_call_asked,
+                    ("answer", CallFinished): self._on_call_finished,
+                    ("answer", RolloutFinished): self._on_rollout_finished,
+                }
+            )
+            self._watch_engines(stage)
+            self._began_ns = stage.loop.now_ns()
+            limits = DialogueLimits(**self._options.limits.model_dump(), tools=recipe.tools)
+            request = RunReinforcement(name=setting.stage, options=self._options, limits=limits)
+            await stage.port.ask(DIRECTOR, request)
+            reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
+            self._series_on = False
+            steps = self._steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
+            await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
+            return self._figures(steps)
 
     def _watch_engines(self, stage: VirtualStage) -> None:
         """Look at the engines at even intervals, without a message: the run is the same as without it."""
@@ -204,17 +231,19 @@ class _Run:
         self._generators = [actor for ref in refs if isinstance(actor := stage.actor(ref), GeneratorActor)]
         look()
 
-    def _look_at(self, event: Event) -> None:
-        message = event.message
-        if event.kind == "ask" and isinstance(message, RunCall):
-            self._calls.setdefault(message.call.id, event.now_ns)
-        elif event.kind == "answer":
-            if isinstance(event.request, RunCall):
-                began = self._calls.pop(event.request.call.id, None)
-                if began is not None:
-                    self._call_seconds.append((event.now_ns - began) / NS)
-            elif isinstance(message, RolloutFinished) and isinstance(event.request, RunRollout):
-                self._trajectories.setdefault(message.trajectory.id, (event.now_ns, message.trajectory))
+    def _on_call_asked(self, event: Event) -> None:
+        assert isinstance(event.message, RunCall)
+        self._calls.setdefault(event.message.call.id, event.now_ns)
+
+    def _on_call_finished(self, event: Event) -> None:
+        assert isinstance(event.request, RunCall)
+        began = self._calls.pop(event.request.call.id, None)
+        if began is not None:
+            self._call_seconds.append((event.now_ns - began) / NS)
+
+    def _on_rollout_finished(self, event: Event) -> None:
+        assert isinstance(event.message, RolloutFinished)
+        self._trajectories.setdefault(event.message.trajectory.id, (event.now_ns, event.message.trajectory))
 
     # --- figures ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from orchestration.plots import FAINT, FONT, GREY, INK, RULE, SEQUENCE
+from orchestration.plot_frame import FAINT, FONT, GREY, INK, RULE, SEQUENCE
 from orchestration.recipe import Recipe
 from orchestration.simulate import ROWS, written
 from orchestration.simulation import Rehearsal

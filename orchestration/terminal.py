@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -31,3 +33,18 @@ def run_interruptibly(work: Any) -> Any:
     except asyncio.CancelledError:
         console.print("interrupted; everything that ran has been stopped")
         raise SystemExit(130) from None
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """For work without a loop of its own: SIGTERM ends it as Ctrl-C does, by an exception, so that it cleans up."""
+    numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background jobs are born deaf to the former
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        raise SystemExit(130) from None
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

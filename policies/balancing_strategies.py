@@ -23,8 +23,14 @@ class WorstCase(LeaseBooks):
         return reserve_for(wish.max_tokens, capacity)
 
     def choose(self, wish: Wish) -> GeneratorBooks | None:
-        fitting = [books for books in self.holders(wish) if self.reserve_of(wish, books.capacity) <= books.free]
-        return max(fitting, key=lambda books: (books.free, -books.chosen, books.name), default=None)
+        best, best_rank = None, (0, 0, "")
+        for books in self.holders(wish):
+            free = books.budget - books.promised
+            if (best is None or free >= best_rank[0]) and self.reserve_of(wish, books.capacity) <= free:
+                rank = (free, -books.chosen, books.name)
+                if best is None or rank > best_rank:
+                    best, best_rank = books, rank
+        return best
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
         lease = super().grant(wish, books)

@@ -32,8 +32,7 @@ class BatchingLimits(Options):
         return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A request: continue a sequence of `length` tokens by `new_tokens`."""
 
     id: str

@@ -69,8 +69,11 @@ class ContinuousBatching:
         # Decoding sequences by base modulo the block size, in order of admission: those of one class open a new
         # block in the same step.
         self._classes: list[dict[int, _Sequence]] = [{} for _ in range(self._block)]
+        self._class_sizes = [0] * (2 * self._block)
+        """Sizes of the classes in the order in which the clock meets them (backwards), twice over."""
         self._ends: list[tuple[int, int]] = []  # heap of (clock, order); entries of the preempted are stale
         self._work: StepWork | None = None
+        self._blocks_ahead = 0  # new blocks that all steps of a stretch of decoding need
         self._scheduled = False  # the work is a step whose blocks have been taken already
         self._prefilled: list[_Sequence] = []  # sequences whose prefill this step completes
 
@@ -143,7 +146,7 @@ class ContinuousBatching:
         assert work is not None and 1 <= steps <= work.steps
         self._work = None
         if not self._scheduled:
-            self._pool.take(self._blocks_in(steps))
+            self._pool.take(self._blocks_ahead if steps == work.steps else self._blocks_in(steps))
         self._scheduled = False
         self.peak_blocks = self.used_blocks
         self._clock += steps
@@ -268,24 +271,33 @@ class ContinuousBatching:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self._clock
         free = self._pool.free
-        if self._blocks_in(steps) <= free:
+        self._blocks_ahead = self._blocks_in(steps)
+        if self._blocks_ahead <= free:
             return steps
         cycles = free // self._decoding
-        steps, free = cycles * self._block, free - cycles * self._decoding
-        while (needed := len(self._classes[-(self._clock + steps) % self._block])) <= free:
-            free -= needed
+        steps, left = cycles * self._block, free - cycles * self._decoding
+        while (needed := len(self._classes[-(self._clock + steps) % self._block])) <= left:
+            left -= needed
             steps += 1
+        self._blocks_ahead = free - left
         return steps
 
     def _blocks_in(self, steps: int) -> int:
         """New blocks that `steps` decoding steps need."""
         cycles, rest = divmod(steps, self._block)
-        partial = sum(len(self._classes[-(self._clock + step) % self._block]) for step in range(rest))
-        return cycles * self._decoding + partial
+        first = self._clock % self._block
+        return cycles * self._decoding + sum(self._class_sizes[first : first + rest])
+
+    def _resize_class(self, base: int, change: int) -> None:
+        place = -base % self._block  # the clock, modulo the block size, at which this class opens blocks
+        self._class_sizes[place] += change
+        self._class_sizes[place + self._block] += change
 
     def _start_decoding(self) -> list[_Sequence]:
         """Sequences whose prefill is complete have sampled a token; returns those for which it was the last."""
-        finished = []
+        finished: list[_Sequence] = []
+        if not self._prefilled:
+            return finished
         for sequence in self._prefilled:
             sequence.generated += 1
             self.counts.generated_tokens += 1
@@ -295,6 +307,7 @@ class ContinuousBatching:
                 continue
             sequence.base = sequence.computed - self._clock
             self._classes[sequence.base % self._block][sequence.order] = sequence
+            self._resize_class(sequence.base, 1)
             self._decoding += 1
             self._context += sequence.base
             heapq.heappush(self._ends, (self._clock + left, sequence.order))
@@ -311,6 +324,7 @@ class ContinuousBatching:
         del self._running[sequence.order]
         decodes = self._classes[sequence.base % self._block].pop(sequence.order, None) is sequence
         if decodes:
+            self._resize_class(sequence.base, -1)
             self._decoding -= 1
             self._context -= sequence.base
             computed = sequence.base + self._clock

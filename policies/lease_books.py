@@ -16,18 +16,15 @@ from policies.balancing import BalancerOptions, Capacity, Lease, Load, Unplaceab
 class GeneratorBooks:
     """One generator: what it may promise, and what it has promised to whom."""
 
-    __slots__ = ("budget", "capacity", "chosen", "leases", "promised")
+    __slots__ = ("budget", "capacity", "chosen", "leases", "name", "promised")
 
     def __init__(self, capacity: Capacity, budget: int) -> None:
         self.capacity, self.budget = capacity, budget
+        self.name = capacity.generator
         self.promised = 0
         self.leases: dict[str, Lease] = {}
         self.chosen = -1
         """When it was last chosen, counted in choices."""
-
-    @property
-    def name(self) -> str:
-        return self.capacity.generator
 
     @property
     def free(self) -> int:
@@ -51,6 +48,8 @@ class LeaseBooks:
         self._choices = 0
         self._holders: dict[int, list[GeneratorBooks]] = {}
         """Generators that could hold a wish for any generator if they were empty, by its `max_tokens`."""
+        self._changed = True
+        """Whether anything has happened since a wish was last turned away that could make room for the first one."""
 
     # --- what a strategy decides -----------------------------------------------------------------
 
@@ -77,12 +76,14 @@ class LeaseBooks:
         books.chosen = self._last_chosen.get(capacity.generator, -1)
         self._books[capacity.generator] = books
         self._holders.clear()
+        self._changed = True
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
         books = self._books.pop(generator, None)
         if books is None:
             return ()
         self._holders.clear()
+        self._changed = True
         for rollout in books.leases:
             del self._leases[rollout]
         return tuple(books.leases)
@@ -100,10 +101,11 @@ class LeaseBooks:
                 f"but the largest generator can promise {largest} "
                 f"(sequences of at most {longest}); lower the stage's max_tokens or give generators more KV cache"
             )
+        self._changed |= not self._waiting
         self._waiting[wish.rollout] = wish
 
     def withdraw(self, rollout: str) -> None:
-        self._waiting.pop(rollout, None)
+        self._changed |= self._waiting.pop(rollout, None) is not None
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
         lease = self._leases.pop(rollout, None)
@@ -111,6 +113,7 @@ class LeaseBooks:
             books = self._books[lease.generator]
             del books.leases[rollout]
             books.promised -= lease.reserve
+            self._changed = True
 
     def progressed(self, rollout: str, tokens: int) -> None:
         pass
@@ -160,10 +163,11 @@ class LeaseBooks:
         return lease
 
     def _granted(self) -> Iterator[Lease]:
-        while self._waiting:
+        while self._waiting and self._changed:
             wish = next(iter(self._waiting.values()))
             books = self.choose(wish)
             if books is None:
+                self._changed = False
                 return  # first come, first served: a smaller wish further back must not starve this one
             yield self.grant(wish, books)
 

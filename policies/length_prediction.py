@@ -39,7 +39,8 @@ class LengthPrediction:
         self.refresh()
 
     def bucket(self, tokens: int) -> int:
-        return min(tokens // self.width, BUCKETS - 1)
+        bucket = tokens // self.width
+        return bucket if bucket < BUCKETS else BUCKETS - 1
 
     def passed(self, start: int, end: int) -> None:
         """A rollout grew from bucket `start` to bucket `end`."""

@@ -152,8 +152,6 @@ class Predictive(LeaseBooks):
         self._time = 0.0
         self._ends = 0
         self._next_refresh = 1
-        self._changed = True
-        """Whether anything has happened since a wish was last turned away that could make room for it."""
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -168,7 +166,6 @@ class Predictive(LeaseBooks):
                 session.bucket = session.learned = self._bucket_of(session.tokens)
         self._demands[capacity.generator] = _Demand()
         self._predict_anew()
-        self._changed = True
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
         ended = super().generator_left(generator)
@@ -182,14 +179,12 @@ class Predictive(LeaseBooks):
         super().wish(wish)
         if len(self._waiting) > known:
             self._queue.add(wish)
-            self._changed |= not known
 
     def withdraw(self, rollout: str) -> None:
         wish = self._waiting.get(rollout)
         super().withdraw(rollout)
         if wish is not None:
             self._queue.remove(wish)
-            self._changed = True
 
     def progressed(self, rollout: str, tokens: int) -> None:
         session = self._sessions.get(rollout)
@@ -201,11 +196,13 @@ class Predictive(LeaseBooks):
             speed = (tokens - session.tokens) / (self._time - session.time)
             demand.speed += (speed - demand.speed) / 16 if demand.speed else speed
         session.tokens, session.time = tokens, self._time
-        self._learn(session, self._bucket_of(tokens))
-        self._move(demand, session.bucket, -1)
-        session.bucket = self._bucket_of(tokens)
-        self._move(demand, session.bucket, 1)
-        self._find_peak(demand)
+        bucket = self._bucket_of(tokens)
+        self._learn(session, bucket)
+        if bucket != session.bucket:
+            self._move(demand, session.bucket, -1)
+            session.bucket = bucket
+            self._move(demand, bucket, 1)
+            self._find_peak(demand)
         self._look_at(name)
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
@@ -218,7 +215,6 @@ class Predictive(LeaseBooks):
         self._move(demand, session.bucket, -1)
         self._find_peak(demand)
         self._look_at(lease.generator)
-        self._changed = True
         if tokens is not None:
             self._learn(session, self._bucket_of(tokens))
             self._prediction.ended(self._bucket_of(tokens))
@@ -239,11 +235,11 @@ class Predictive(LeaseBooks):
 
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator with the most predicted room, if that is enough; an idle one always takes a wish."""
-        best = min(
-            self.holders(wish),
-            key=lambda books: (bool(books.leases), self._demands[books.name].peak / books.budget, books.chosen),
-            default=None,
-        )
+        best, least = None, (True, 0.0, 0)
+        for books in self.holders(wish):
+            rank = (bool(books.leases), self._demands[books.name].peak / books.budget, books.chosen)
+            if best is None or rank < least:
+                best, least = books, rank
         if best is None or not best.leases:
             return best
         demand, bucket = self._demands[best.name], self._bucket_of(wish.prompt_tokens)
@@ -292,8 +288,9 @@ class Predictive(LeaseBooks):
         return self._prediction.bucket(tokens)
 
     def _learn(self, session: _Session, bucket: int) -> None:
-        self._prediction.passed(session.learned, bucket)
-        session.learned = max(session.learned, bucket)
+        if bucket > session.learned:
+            self._prediction.passed(session.learned, bucket)
+            session.learned = bucket
 
     def _move(self, demand: _Demand, bucket: int, sign: int) -> None:
         demand.mean += sign * self._prediction.mean[bucket]
@@ -316,17 +313,19 @@ class Predictive(LeaseBooks):
     def _recount(self, name: str) -> None:
         """A generator's demand from where its rollouts are taken to be now."""
         demand, prediction = self._demands[name], self._prediction
-        counts = np.zeros(BUCKETS)
+        counts, speed, now = [0] * BUCKETS, demand.speed, self._time
         for rollout in self._books[name].leases:
             session = self._sessions[rollout]
-            session.bucket = prediction.bucket(round(session.tokens + demand.speed * (self._time - session.time)))
-            self._learn(session, session.bucket)
-            counts[session.bucket] += 1
-        demand.time = self._time
-        demand.mean, demand.variance = counts @ prediction.mean, counts @ prediction.variance
+            session.bucket = bucket = prediction.bucket(round(session.tokens + speed * (now - session.time)))
+            if bucket > session.learned:
+                self._learn(session, bucket)
+            counts[bucket] += 1
+        demand.time = now
+        shares = np.array(counts, dtype=float)
+        demand.mean, demand.variance = shares @ prediction.mean, shares @ prediction.variance
         self._find_peak(demand)
 
 
 def _peak(mean: np.ndarray, variance: np.ndarray, sigmas: float) -> float:
     """The highest point of a demand; sums that should be 0 may have become a little less."""
-    return float(np.max(mean + sigmas * np.sqrt(np.maximum(variance, 0.0))))
+    return float((mean + sigmas * np.sqrt(np.maximum(variance, 0.0))).max())

@@ -7,7 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+from policies.as_is import as_it_is
 
 
 class CountedTokens(NamedTuple):
@@ -25,9 +30,15 @@ class CountedTokens(NamedTuple):
     skip: int = 0
     """Tokens at the beginning that are left out: a span of a sequence is its end, so far."""
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return as_it_is(source, handler)
+
     def grown(self, tokens: int, turns: int = 0) -> CountedTokens:
         """The sequence with `tokens` more, which hold `turns` more model turns."""
-        return self._replace(length=self.length + tokens, turns=self.turns + turns)
+        return CountedTokens(
+            self.prompt, self.prompt_tokens, self.sequence, self.turns + turns, self.length + tokens, self.skip
+        )
 
 
 class ScriptedCall(NamedTuple):
@@ -49,6 +60,10 @@ class ScriptedTurn(NamedTuple):
     calls: tuple[ScriptedCall, ...] = ()
     correct: bool = False
     """Of a turn without calls: whether its answer is right."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return as_it_is(source, handler)
 
 
 class Rollout(NamedTuple):

@@ -43,6 +43,8 @@ def count(packed: PackedIds) -> int:
     """How many 32-bit items `packed` holds, or how many tokens were counted."""
     if isinstance(packed, CountedTokens):
         return packed.length - packed.skip
+    if not packed:
+        return 0
     assert len(packed) % 4 == 0, f"{len(packed)} bytes are not a whole number of 32-bit items"
     return len(packed) // 4
 

@@ -9,12 +9,14 @@ Invariants (checked when a `Trajectory` is built):
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from env.tool_call import ToolCall, ToolResult
 from policies import tokens
+from policies.as_is import as_it_is
 from policies.scripted import CountedTokens
 from policies.tokens import PackedIds
 
@@ -27,6 +29,10 @@ class WeightsVersion(NamedTuple):
 
     lineage: int
     step: int
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return as_it_is(source, handler)
 
 
 UNTRAINED = WeightsVersion(lineage=0, step=0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from actors.system.local_ray import LocalRay
     from actors.system.ray_stage import RayStage
 
-pytest_plugins = ["env.fault_fixtures"]  # as a user's own conftest.py would say it
+pytest_plugins = ["env.fault_fixtures", "actors.system.virtual_fixtures"]  # as a user's own conftest.py would say it
 
 _ENV = Path(__file__).parent / "env"
 

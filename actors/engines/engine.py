@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from policies.scripted import CountedTokens, ScriptedTurn
 from policies.trajectory import WeightsVersion
@@ -67,8 +67,7 @@ class SampleResult:
     """In the simulator: what the model said, in place of `ids` and `logprobs`, which are empty; None if aborted."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineUsage:
+class EngineUsage(NamedTuple):
     """The engine's load, at one moment and so far."""
 
     running: int

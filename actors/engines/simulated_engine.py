@@ -60,6 +60,8 @@ class SimulatedEngine:
     def __init__(self, *, options: SimulatedOptions, script: Script, clock: Clock) -> None:
         self._options, self._script, self._clock = options, script, clock
         self._core = ContinuousBatching(options.limits)
+        self._block_tokens = options.limits.block_tokens
+        self._longest = min(options.max_sequence_tokens, options.limits.kv_blocks * options.limits.block_tokens)
         self._asked: dict[str, _Asked] = {}
         self._arriving: list[Turn] = []
         self._leaving: list[str] = []
@@ -90,9 +92,8 @@ class SimulatedEngine:
                 f"request {request.id}: a simulated engine has no model to continue its {len(request.ids)} token ids "
                 "with; give `counted`, as simulated dialogues do"
             )
-        limits, length = self._options.limits, ids.length + request.max_tokens
-        longest = min(self._options.max_sequence_tokens, limits.kv_blocks * limits.block_tokens)
-        if length > longest:
+        longest = self._longest
+        if ids.length + request.max_tokens > longest:
             raise ValueError(
                 f"request {request.id}: {ids.length} + {request.max_tokens} tokens exceed the engine's {longest}; "
                 "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
@@ -191,18 +192,21 @@ class SimulatedEngine:
 
     def _begin(self) -> None:
         """Between steps: apply what has been asked for, and start the next stretch."""
-        for request_id in self._leaving:
-            self._core.abort(request_id)
-        for turn in self._arriving:
-            self._core.add(turn)
-        self._leaving, self._arriving = [], []
+        if self._leaving:
+            for request_id in self._leaving:
+                self._core.abort(request_id)
+            self._leaving = []
+        if self._arriving:
+            for turn in self._arriving:
+                self._core.add(turn)
+            self._arriving = []
         for update in self._updates:
             if not update.done():
                 update.set_result(None)
         if not self._paused and not self._updates:
             self._work = self._core.begin()
         self._count_kv(self._used_tokens)
-        self._used_tokens = self._tokens_in(self._core.used_blocks)
+        self._used_tokens = self._core.used_blocks * self._block_tokens
         if self._work is not None:
             self._began_ns = self._clock.now_ns()
             self._set_alarm(self._work.steps)
@@ -219,24 +223,23 @@ class SimulatedEngine:
         self._alarm = None
         sampled = self._core.end(self._steps)
         self._busy_seconds += seconds_since(self._clock, self._began_ns)
-        self._count_kv(self._tokens_in(self._core.peak_blocks))
-        aborted = [done.id for done in sampled if done.id in self._leaving]
+        self._count_kv(self._core.peak_blocks * self._block_tokens)
         for done in sampled:
-            if done.id not in aborted:  # else it was answered then, and the id may have been asked for again
-                asked = self._asked.pop(done.id)
-                if not asked.future.done():
-                    asked.future.set_result(self._result(asked, asked.turn))
-        self._leaving = [id for id in self._leaving if id not in aborted]
+            if done.id in self._leaving:  # it was answered then, and the id may have been asked for again
+                self._leaving.remove(done.id)
+                continue
+            asked = self._asked.pop(done.id)
+            if not asked.future.done():
+                asked.future.set_result(self._result(asked, asked.turn))
         self._begin()
 
     def _count_kv(self, used_now: int) -> None:
         """Book the KV held since it was last booked: `used_now` at the end, and an even growth until then."""
         now = self._clock.now_ns()
-        self._kv_token_seconds += (self._used_tokens + used_now) / 2 * (now - self._changed_ns) / 1e9
-        self._changed_ns, self._used_tokens = now, used_now
-
-    def _tokens_in(self, blocks: int) -> int:
-        return blocks * self._options.limits.block_tokens
+        if now != self._changed_ns:
+            self._kv_token_seconds += (self._used_tokens + used_now) / 2 * (now - self._changed_ns) / 1e9
+            self._changed_ns = now
+        self._used_tokens = used_now
 
     def _result(self, asked: _Asked, turn: ScriptedTurn | None) -> SampleResult:
         """The end of a request; `turn` is None for one that was aborted."""

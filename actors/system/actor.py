@@ -162,8 +162,8 @@ class Actor:
     async def stop(self) -> None:
         """Give back what the actor holds; called once, after the last message, unless the process dies."""
 
-    async def handle(self, message: Message) -> Message | None:
-        """Route a message to its handler.
+    def handle(self, message: Message) -> Awaitable[Message | None]:
+        """Route a message to its handler; what is returned is the handler's coroutine.
 
         Raises `LookupError` if the actor has none for it.
         """
@@ -171,4 +171,4 @@ class Actor:
         if handler is None:
             known = ", ".join(sorted(self._handlers)) or "nothing"
             raise LookupError(f"{type(self).__name__} does not handle {type(message).tag!r}; it handles {known}")
-        return await handler(self, message)
+        return handler(self, message)

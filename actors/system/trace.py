@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from actors.system.message import Message, encode
@@ -64,10 +64,16 @@ class Trace:
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
         self._observers: list[Callable[[Event], None]] = []
+        self._rules: dict[tuple[Kind, type[Message]], list[Callable[[Event], None]]] = {}
 
     def observe(self, observer: Callable[[Event], None]) -> None:
         """Call `observer` with each event from now on; what it raises ends the run."""
         self._observers.append(observer)
+
+    def listen(self, rules: Mapping[tuple[Kind, type[Message]], Callable[[Event], None]]) -> None:
+        """As `observe`, for events of these kinds with messages of these types only: the others then cost nothing."""
+        for key, rule in rules.items():
+            self._rules.setdefault(key, []).append(rule)
 
     def add(
         self,
@@ -88,12 +94,13 @@ class Trace:
             self._lines.append(encode(message).hex() + "\n")
         if len(self._lines) >= 512:
             self._flush()
-        if self._observers or self._show is not None:
+        rules = () if message is None else self._rules.get((kind, type(message)), ())
+        if rules or self._observers or self._show is not None:
             event = Event(self.events, now_ns, kind, source, target, what, message, request)
             if self._show is not None and self.events >= self._first:
                 self._show(f"{event} {message!r}" if message is not None else str(event))
             try:
-                for observer in self._observers:
+                for observer in (*self._observers, *rules):
                     observer(event)
             except BaseException:  # whatever an observer raises ends the run; nothing more is to be heard
                 self._over = True

@@ -52,6 +52,7 @@ class VirtualPort:
     """The `Port` of the virtual stage."""
 
     def __init__(self, stage: VirtualStage, member: Member, *, seed: int, blobs: VirtualBlobs) -> None:
+        self._post, self._deadlines = stage.post, stage.deadlines
         self.name = member.name
         self.incarnation = member.incarnation
         self.clock: Clock = stage.loop
@@ -64,9 +65,9 @@ class VirtualPort:
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """See `Port.ask`."""
         answer: asyncio.Future[R] = self._loop.create_future()
-        target = self._stage.send(self._member, to.name, request, answer)
+        target = self._post.send(self._member, to.name, request, answer)
         if deadline_s is not None:
-            self._stage.deadlines.add(deadline_s, answer, self.name, to.name, request.tag)
+            self._deadlines.add(deadline_s, answer, self.name, to.name, request.tag)
         try:
             return await answer
         finally:
@@ -75,7 +76,7 @@ class VirtualPort:
 
     def tell(self, to: ActorRef, message: Message) -> None:
         """See `Port.tell`."""
-        self._stage.send(self._member, to.name, message, None)
+        self._post.send(self._member, to.name, message, None)
 
     async def offload[T](self, cost: Callable[[], float], work: Callable[[], T]) -> T:
         """See `Port.offload`."""

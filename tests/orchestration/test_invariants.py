@@ -30,7 +30,7 @@ from actors.system.message import Done
 from orchestration.cast import Cast
 from orchestration.invariants import Violation
 from orchestration.simulated_cast import simulated_cast
-from orchestration.simulation import Rehearsal, Setting, rehearse
+from orchestration.simulation import Rehearsal, Setting, rehearse_twice
 from policies.run_progress import StepFigures
 from policies.trajectory import WeightsVersion
 from tests.orchestration.small_recipe import small_recipe
@@ -51,7 +51,7 @@ def rehearse_with(monkeypatch: pytest.MonkeyPatch, players: dict[str, type[Actor
 
     monkeypatch.setattr(simulation, "simulated_cast", planted)
     recipe = small_recipe()
-    return rehearse(Setting(recipe=recipe, stage="rl", steps=steps, balancer=recipe.balancer))
+    return rehearse_twice(Setting(recipe=recipe, stage="rl", steps=steps, balancer=recipe.balancer))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def rehearse_with(monkeypatch: pytest.MonkeyPatch, players: dict[str, type[Actor
 )
 def test_no_invariant_complains_about_any_strategy(strategy: str) -> None:
     recipe = small_recipe(strategy)
-    found = rehearse(Setting(recipe=recipe, stage="rl", steps=2, balancer=recipe.balancer))
+    found = rehearse_twice(Setting(recipe=recipe, stage="rl", steps=2, balancer=recipe.balancer))
     assert found.figures["rollouts"] == 2 * 4 * 8
     assert found.figures["ratio"] >= 1.0, "no schedule beats the lower bound"
 
@@ -112,7 +112,7 @@ class Overfull(SimulatedEngine):
 
     def usage(self) -> EngineUsage:
         usage = super().usage()
-        return replace(usage, kv_used_tokens=usage.kv_used_tokens + 8192)
+        return usage._replace(kv_used_tokens=usage.kv_used_tokens + 8192)
 
 
 class OverfullGenerator(GeneratorActor):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orchestration.metrics import JsonlMetrics, Record, wilson_interval
-from orchestration.plots import draw_all, stretches
+from orchestration.plot_frame import stretches
+from orchestration.plots import draw_all
 from orchestration.report import read_run, render, write_report
 
 FAMILIES = {"accuracy_sums": 0.5, "accuracy_word_problems": 0.25}

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.system.virtual_loop import OWNER, NotVirtual, Stalled, VirtualLoop, run_virtual
+from actors.system.virtual_confinement import NotVirtual
+from actors.system.virtual_loop import OWNER, Stalled, VirtualLoop, run_virtual
 
 
 def test_time_jumps_from_timer_to_timer() -> None:

@@ -10,8 +10,10 @@ from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from actors.system.message import Done, Message, Request
 from actors.system.stage import ActorStartFailed, Part
 from actors.system.trace import EnoughTraced, Event, Trace
+from actors.system.virtual_fixtures import play_twice
 from actors.system.virtual_loop import run_virtual
-from actors.system.virtual_stage import Network, VirtualStage
+from actors.system.virtual_member import Network
+from actors.system.virtual_stage import VirtualStage
 from tests.actors.system.players import Break, Hang, Heard, Said, Say, SayLater, Told, Unheard, WhatWasTold
 
 
@@ -87,7 +89,9 @@ class Computes(Actor):
 
 
 def play(scene, *parts: Part, explore: int | None = None, **options: Any) -> Any:
-    """Run `scene(stage)` on a stage with these parts."""
+    """Run `scene(stage)` on a stage with these parts, twice; once if the test looks at the trace itself."""
+    if "trace" not in options:
+        return play_twice(scene, *parts, explore=explore, **options)
 
     async def main() -> Any:
         async with VirtualStage(seed=0, **options) as stage:
