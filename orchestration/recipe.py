@@ -317,7 +317,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node = node.setdefault(parent, {}) if isinstance(node, dict) else node[_place(node, parent, override)]
         if not isinstance(node, dict | list):
             raise RecipeError(f"--set {override!r}: {parent!r} is a value, not a table")
-    node[last if isinstance(node, dict) else _place(node, last, override)] = value
+    if isinstance(node, dict):
+        node[last] = value
+    else:
+        node[_place(node, last, override)] = value
 
 
 def _place(items: list[Any], index: str, override: str) -> int:

@@ -129,7 +129,7 @@ def convert(gguf: Path, folder: Path) -> None:
     config = read.config
     # The library refuses to save what it has read from GGUF, though nothing in it is quantised any more: the weights
     # go into an ordinary model.
-    del config.quantization_config
+    vars(config).pop("quantization_config", None)
     model = LlamaForCausalLM(config)
     model.load_state_dict(read.state_dict())
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)

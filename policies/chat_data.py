@@ -21,9 +21,11 @@ from policies.chat_format import ChatFormat, Piece, TemplateUnusable
 from policies.tool_calls import CLOSE, OPEN
 from policies.trajectory import Record
 
+Role = Literal["system", "user", "assistant", "tool"]
+
 
 class Message(Record):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str
 
 

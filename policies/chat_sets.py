@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from env.tool_call import PYTHON_TOOL
-from policies.chat_data import ChatSample, Message, calls_text
+from policies.chat_data import ChatSample, Message, Role, calls_text
 from policies.data_options import ChatFormatName
 from policies.gsm8k_traces import NoTrace, gsm8k_trace
 from policies.problem_sets import Row, RowUnusable, as_integer, text
@@ -108,10 +108,9 @@ def _toolace(row: Row) -> ChatSample:
 
 
 def _toolace_turn(turn: Any) -> Message:
-    roles = {"user": "user", "assistant": "assistant", "tool": "tool"}
-    role = roles.get(turn.get("from"))
-    if role is None:
-        raise RowUnusable(f"a turn is from {turn.get('from')!r}, not from user, assistant or tool")
+    role = turn.get("from")
+    if role not in ("user", "assistant", "tool"):
+        raise RowUnusable(f"a turn is from {role!r}, not from user, assistant or tool")
     said = text(turn, "value")
     if role == "assistant" and said.startswith("[") and said.endswith("]"):
         said = calls_text("", bracket_calls(said))
@@ -204,7 +203,7 @@ def _apigen(row: Row) -> ChatSample:
 
 _GLAIVE_TURN = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _GLAIVE_CALL = re.compile(r"<functioncall>\s*(.*)", re.DOTALL)
-_GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
+_GLAIVE_ROLES: dict[str, Role] = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 
 
 def _glaive(row: Row) -> ChatSample:

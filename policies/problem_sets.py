@@ -73,7 +73,7 @@ def _plain(row: Row, _: random.Random) -> Problem:
 
 def _gsm8k(row: Row, _: random.Random) -> Problem:
     question, solution = text(row, "question"), text(row, "answer")
-    _, marked, gold = solution.rpartition("####")
+    marked, gold = solution.rpartition("####")[1:]
     integer = as_integer(gold)
     if not marked or integer is None:
         raise RowUnusable(f"column 'answer' does not end in '#### <integer>': {solution[-60:]!r}")

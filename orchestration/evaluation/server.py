@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import openai
 from openai import AsyncOpenAI
@@ -54,7 +54,7 @@ class Server:
         self._verifier = Verifier(workers=1)
 
     async def play(
-        self, benchmarks: list[tuple[Benchmark, Settings]], file: AnswerFile, advance: Callable[[Answer], None]
+        self, benchmarks: Sequence[tuple[Benchmark, Settings]], file: AnswerFile, advance: Callable[[Answer], None]
     ) -> None:
         """Play what the file lacks.
 
@@ -167,7 +167,8 @@ class _Dialogue:
                 f"<tool_response>\n{result_text(result, TOOL_CHARACTERS)}\n</tool_response>" for result in results
             )
             self._parts.append(Part(who="tool", text=told))
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "user", "content": told})
             if self._tokens >= self._settings.max_tokens:
                 return self._ended("length", NO_ANSWER)
 
