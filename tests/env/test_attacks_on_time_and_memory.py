@@ -55,7 +55,6 @@ TIME = [
         "on\n",
         wall_seconds=0.3,
     ),
-    Attack(6, "a constant too large to write", "print(str(10**10**7)[:5])", "error", stderr="ValueError: Exceeds"),
 ]
 
 MEMORY = [
