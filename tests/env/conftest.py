@@ -117,7 +117,7 @@ async def interpreters(isolation: IsolationKind) -> AsyncIterator[Interpreters]:
     pool = Interpreters(limits, workers=1, run_id="tests", isolation=isolation)
     try:
         for library in ("mpmath", "numpy"):
-            call = ToolCall(id=library, code=f"import {library}")
+            call = ToolCall(id=library, code=f"import {library}", limits=Limits(wall_seconds=30))
             cell = call.model_copy(update={"tool": JUPYTER_TOOL, "session": library})
             assert [(await pool.run(each)).status for each in (call, cell)] == ["success", "success"]
             await (await pool.sessions()).end(library)
