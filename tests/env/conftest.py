@@ -116,10 +116,11 @@ async def interpreters(isolation: IsolationKind) -> AsyncIterator[Interpreters]:
     limits = Limits(wall_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 20)
     pool = Interpreters(limits, workers=1, run_id="tests", isolation=isolation)
     try:
-        assert (await pool.run(ToolCall(id="first", code="import mpmath"))).status == "success"
-        cell = ToolCall(id="cell", tool=JUPYTER_TOOL, session="first", code="import mpmath")
-        assert (await pool.run(cell)).status == "success"
-        await (await pool.sessions()).end("first")
+        for library in ("mpmath", "numpy"):
+            call = ToolCall(id=library, code=f"import {library}", limits=Limits(wall_seconds=30))
+            cell = call.model_copy(update={"tool": JUPYTER_TOOL, "session": library})
+            assert [(await pool.run(each)).status for each in (call, cell)] == ["success", "success"]
+            await (await pool.sessions()).end(library)
         yield pool
     finally:
         await pool.close()
