@@ -25,7 +25,7 @@ def rehearse_all(*modules: str) -> dict[str, Any]:
     for module in modules:
         importlib.import_module(module)
     logging.disable(logging.CRITICAL)
-    found = {}
+    drill, found = Drill(small_recipe()), {}
     for strategy in STRATEGIES:
         recipe = small_recipe(strategy)
         for explore, faults in ORDERS_AND_PLANS:
@@ -35,7 +35,7 @@ def rehearse_all(*modules: str) -> dict[str, Any]:
                     stage="rl",
                     balancer=recipe.balancer,
                     explore=explore,
-                    plan=None if faults is None else Drill(recipe).plan(faults),
+                    plan=None if faults is None else drill.plan(faults),
                     restarts=9,
                     contents=True,
                 )
