@@ -13,7 +13,8 @@ A round plays the workload once under every strategy; rounds repeat, so that a s
 
 The engines are pinned to cores, and on a machine with no more cores than engines all other actors run on the same ones.
 What that costs no engine can be asked. So before the rounds another workload (`calibration`) is played under one
-strategy, and the predicted cost of a step is scaled by one factor, with which this workload takes as long as it took.
+strategy. While it runs, messages are timed; they take as long in the simulation. Then the predicted cost of a step is
+scaled by one factor, with which this workload takes as long as it took.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from actors.system.actor import ActorRef
 from actors.system.ray_stage import RayStage
 from actors.system.stage import Part, Stage
 from actors.system.virtual_loop import run_virtual
-from actors.system.virtual_stage import VirtualStage
+from actors.system.virtual_stage import Network, VirtualStage
 from actors.tokenizer import PromptOptions
 from benchmarks.forced_rollouts import ForcedRolloutActor, PinnedGeneratorActor, RepeatedWorkload, pin
 from orchestration.calibrate import Calibration, calibrate, load_calibration
@@ -75,10 +76,12 @@ WORKLOADS = {
         call_seconds=0.1, alike=0.7,
     ),
 }  # fmt: skip
-GROUPS = {CALIBRATION: 4, "long": 5, "short": 6}
+GROUPS = {CALIBRATION: 4, "long": 4, "short": 6}
 SAMPLES = 8
 STRATEGIES = ("static", "worst_case", "round_robin", "predictive")
 ROUNDS, CALIBRATION_ROUNDS = 5, 2
+PROBE_S = 0.1
+"""Between two messages that are timed."""
 LIMITS = DialogueLimits(max_tokens=LONGEST, max_turns=8, max_turn_tokens=LONGEST)
 ALLOWED = 0.10
 """Relative error of a predicted makespan; more is allowed if repeats of the real one differ by more than half of it."""
@@ -122,7 +125,8 @@ def parts(name: str, folder: str, rollouts: tuple[type[RolloutActor], dict[str, 
 async def play(
     stage: Stage, name: str, made: Sequence[Part], generators: Sequence[Part], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Seconds `[round]` of the calibration workload and of each strategy, and the engines' KV tokens."""
+    """Seconds `[round]` of the calibration workload and of each strategy, mean seconds of a message while the former
+    was played, and the engines' KV tokens."""
     await stage.spawn(*made)
     engines = await stage.spawn(*generators)
     for engine in engines:
@@ -144,12 +148,29 @@ async def play(
         say(f"{workload}, {strategy}: {seconds:.2f} s")
         return seconds
 
+    round_trips: list[float] = []
+
+    async def time_messages() -> None:
+        while True:
+            for engine in engines:
+                began = stage.port.clock.now_ns()
+                await stage.port.ask(engine, DescribeGenerator(), 60)
+                round_trips.append((stage.port.clock.now_ns() - began) / 1e9)
+            await stage.port.clock.sleep(PROBE_S)
+
+    timing = asyncio.ensure_future(time_messages())
     calibration = [await seconds_of(CALIBRATION, STRATEGIES[-1]) for _ in range(CALIBRATION_ROUNDS + 1)]
+    timing.cancel()
     seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(ROUNDS):
         for strategy in STRATEGIES:
             seconds[strategy].append(await seconds_of(name, strategy))
-    return {"calibration": calibration[1:], "seconds": seconds, "kv_tokens": status.capacity.kv_tokens}
+    return {
+        "calibration": calibration[1:],
+        "message_s": sum(round_trips) / len(round_trips) / 2,
+        "seconds": seconds,
+        "kv_tokens": status.capacity.kv_tokens,
+    }
 
 
 # --- for real --------------------------------------------------------------------------------------
@@ -188,7 +209,7 @@ async def run_for_real(folder: Path, name: str) -> dict[str, Any]:
 # --- as predicted ----------------------------------------------------------------------------------
 
 
-def predict(name: str, engines: Sequence[SimulatedOptions]) -> dict[str, Any]:
+def predict(name: str, engines: Sequence[SimulatedOptions], message_s: float) -> dict[str, Any]:
     """As `play`, in virtual time."""
     generators = [
         Part(
@@ -205,7 +226,7 @@ def predict(name: str, engines: Sequence[SimulatedOptions]) -> dict[str, Any]:
     ]
 
     async def played(archive: str) -> dict[str, Any]:
-        async with VirtualStage(seed=0) as stage:
+        async with VirtualStage(seed=0, network=Network(latency_s=message_s)) as stage:
             made = parts(name, archive, (RolloutActor, {"model": None}))
             return await play(stage, name, made, generators, lambda _: None)
 
@@ -249,9 +270,10 @@ def calibrate_all(folder: Path) -> None:
 def compare(folder: Path, name: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
     """Real and predicted makespans of one workload."""
     real = json.loads((folder / f"real-{name}.json").read_text())
-    alone = predict(name, scaled(calibrations, 1.0, real["kv_tokens"]))
+    kv_tokens, message_s = real["kv_tokens"], real["message_s"]
+    alone = predict(name, scaled(calibrations, 1.0, kv_tokens), message_s)
     factor = median(real["calibration"]) / median(alone["calibration"])
-    predicted = predict(name, scaled(calibrations, factor, real["kv_tokens"]))
+    predicted = predict(name, scaled(calibrations, factor, kv_tokens), message_s)
     rows = {}
     for strategy in STRATEGIES:
         times = real["seconds"][strategy]
@@ -270,11 +292,21 @@ def compare(folder: Path, name: str, calibrations: Sequence[Calibration]) -> dic
         strategy: {side: rows[strategy][f"{side}_s"] / rows["predictive"][f"{side}_s"] for side in orders}
         for strategy in STRATEGIES
     }
-    return {"workload": name, "factor": factor, "strategies": rows, "orders": orders, "ratios_to_predictive": ratios}
+    return {
+        "workload": name,
+        "factor": factor,
+        "message_s": message_s,
+        "strategies": rows,
+        "orders": orders,
+        "ratios_to_predictive": ratios,
+    }
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"\n{found['workload']}: medians of {ROUNDS} runs; steps take {found['factor']:.3f} times as long as alone")
+    print(
+        f"\n{found['workload']}: medians of {ROUNDS} runs; a message takes {found['message_s'] * 1e3:.1f} ms, "
+        f"a step {found['factor']:.3f} times as long as alone"
+    )
     print("| strategy | measured | spread of repeats | predicted | error | allowed | measured / predictive |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for strategy, row in found["strategies"].items():

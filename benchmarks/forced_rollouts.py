@@ -7,7 +7,6 @@ a training run.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from random import Random
@@ -22,9 +21,6 @@ from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.trajectory import CallRecord, Problem, Verdict
 from policies.workloads import Workload, read_scripted, verdict_of
-
-PRIORITY = -10
-"""Nice value of engines, where we may set it: what else runs on the machine is not what is measured."""
 
 
 class RepeatedWorkload:
@@ -115,7 +111,8 @@ class PinnedGeneratorActor(GeneratorActor):
 
 
 def pin(core: int) -> None:
-    """Keep this thread, and those that it will start, to a core, ahead of other work where we may."""
+    """Keep this thread, and those that it will start, to a core.
+
+    Engines get no priority over other actors: on shared cores these would answer late, which no real cluster does.
+    """
     os.sched_setaffinity(0, {core})
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)

@@ -31,7 +31,7 @@ from policies.workloads import PROFILES, Workload
 KV_TOKENS = {"tight": 210_000, "middling": 400_000, "loose": 750_000}
 """Per engine; the sizes of the study in the scheduling literature that these are to be compared with."""
 GROUP, PER_ENGINE, MAX_RUNNING = 32, 256, 512
-WARM = "+warm"
+WARM, ORACLE = "+warm", "oracle"
 MEASURED = 1
 """Number of the step that is measured; warm strategies have seen those before."""
 STRATEGIES = (
@@ -73,7 +73,7 @@ class Run(NamedTuple):
         return {name: workload.rollout(name) for name in names}
 
     def _strategy(self, rollouts: dict[str, Rollout], longest: int) -> Strategy:
-        if self.strategy == "oracle":
+        if self.strategy == ORACLE:
             lengths = {name: min(rollout.tokens, longest) for name, rollout in rollouts.items()}
             return Oracle(BalancerOptions(), lengths, longest)
         named = {"strategy": self.strategy.removesuffix(WARM), "batch": PER_ENGINE, **self.settings}
@@ -139,8 +139,22 @@ def plain_row(cell: Cell) -> str:
     return f"stage {cell.stage} {cell.kv:>8} bound {bound:.0f} | " + " | ".join(columns)
 
 
+JUDGED = ("predictive", "predictive" + WARM)
+
+
+def judged(cell: Cell) -> list[str]:
+    """How the predictive ones compare with the fastest strategy that knows no lengths, and with the oracle."""
+    fastest = min(cell.makespan(name) for name in cell.found if name != ORACLE and name not in JUDGED)
+    return [
+        f"{cell.makespan(name) / fastest - 1:+.1%}, {cell.makespan(name) / cell.makespan(ORACLE) - 1:+.1%}"
+        for name in JUDGED
+    ]
+
+
 def markdown_head(names: list[str]) -> str:
     columns = ["stage", "KV", "lower bound", *names]
+    if {ORACLE, *JUDGED} < set(names):
+        columns += [f"{name} to the fastest other, to the oracle" for name in JUDGED]
     return "\n".join("| " + " | ".join(row) + " |" for row in (columns, ["---:"] * len(columns)))
 
 
@@ -151,6 +165,8 @@ def markdown_row(cell: Cell) -> str:
     for name in cell.found:
         preempted = cell.preemptions(name) / 1000
         columns.append(f"{cell.makespan(name) / bound:.2f}" + (f" ({preempted:.1f}K)" if preempted >= 0.05 else ""))
+    if {ORACLE, *JUDGED} < cell.found.keys():
+        columns += judged(cell)
     return "| " + " | ".join(columns) + " |"
 
 

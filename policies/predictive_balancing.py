@@ -251,8 +251,11 @@ class Predictive(LeaseBooks):
         """The margin for those who wait now.
 
         Holding rollouts back costs nothing while others keep the engines full, but the last ones in the queue would
-        end up alone in the tail, and that costs more than a few preemptions.
+        end up alone in the tail, and that costs more than a few preemptions. While fewer have ended than run, lengths
+        are known too badly for that.
         """
+        if self._ends < len(self._leases):
+            return self.options.sigmas
         behind = len(self._waiting) / max(1, len(self._leases))
         return self.options.sigmas * min(1.0, behind / FULL_MARGIN_FROM)
 
