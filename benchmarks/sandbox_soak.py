@@ -5,8 +5,9 @@
 
 Processes, mounts, cgroups and file descriptors at the end have to be those at the beginning, every honest call must get
 its own right answer, every attack one of the statuses that it may get, and memory must not grow: the slope of this
-process's own memory (unique set size; least squares over the second half of the time) stays below a bound. Exit code 1
-if not.
+process's own memory (unique set size; least squares over the second half of the time) stays below a bound, or can't be
+told from none. Its interval is that of a bootstrap over blocks of samples, because neighbours are alike. Exit code 1 if
+not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ WORKERS, CORES = 6, 2
 SAMPLE_S = 2.0
 SLOPE_BYTES_PER_MINUTE = 256 << 10
 """Growth that counts as none: allocators and caches settle for a while, and a minute is short."""
+BLOCK = 10
+"""Samples of a block of the bootstrap: longer than what an attack does to an allocator."""
+RESAMPLES = 2000
 ATTACK_SHARE = 0.5
 
 ANY_ERROR = {"error", "killed", "memory", "timeout", "output_limit"}
@@ -94,16 +98,22 @@ class SoakFigures(BaseModel):
     memory_before_bytes: int
     memory_after_bytes: int
     memory_slope_bytes_per_minute: float
+    memory_slope_interval: tuple[float, float]
+    """Its 95% confidence interval."""
+    host_before: dict[str, int]
+    """How many processes, mounts, cgroups and descriptors the sandbox had before it started."""
+    host_after: dict[str, int]
+    """The same when all was closed."""
     left_behind: dict[str, str]
     """What was there at the end and not at the beginning, or the other way round."""
 
     @property
     def clean(self) -> bool:
-        return (
-            not self.wrong_count
-            and not self.left_behind
-            and self.memory_slope_bytes_per_minute < SLOPE_BYTES_PER_MINUTE
-        )
+        return not self.wrong_count and not self.left_behind and not self.memory_grows
+
+    @property
+    def memory_grows(self) -> bool:
+        return self.memory_slope_bytes_per_minute >= SLOPE_BYTES_PER_MINUTE and self.memory_slope_interval[0] > 0
 
 
 @dataclass
@@ -137,9 +147,10 @@ async def soak(minutes: float, seed: int) -> SoakFigures:
         await asyncio.gather(*clients, _sample(samples, end))
     finally:
         await asyncio.gather(scheduler.close(), interpreters.close())
-    left = before.differences(HostState.now())
+    after = HostState.now()
     times, sizes = np.array(samples).T
     half = times >= (times[0] + times[-1]) / 2
+    slope, interval = _slope(times[half] / 60, sizes[half], np.random.default_rng(seed))
     return SoakFigures(
         minutes=minutes,
         honest=books.honest,
@@ -149,9 +160,34 @@ async def soak(minutes: float, seed: int) -> SoakFigures:
         statuses={name: dict(counts) for name, counts in sorted(books.statuses.items())},
         memory_before_bytes=int(sizes[0]),
         memory_after_bytes=int(sizes[-1]),
-        memory_slope_bytes_per_minute=60 * float(np.polyfit(times[half], sizes[half], 1)[0]),
-        left_behind={name: f"{was!r} -> {is_!r}" for name, (was, is_) in left.items()},
+        memory_slope_bytes_per_minute=slope,
+        memory_slope_interval=interval,
+        host_before=_counts(before),
+        host_after=_counts(after),
+        left_behind={name: f"{was!r} -> {is_!r}" for name, (was, is_) in before.differences(after).items()},
     )
+
+
+def _counts(state: HostState) -> dict[str, int]:
+    return {
+        "processes": len(state.processes),
+        "mounts": len(state.mounts),
+        "cgroups": len(state.cgroups),
+        "descriptors": state.descriptors,
+    }
+
+
+def _slope(minutes: np.ndarray, sizes: np.ndarray, draw: np.random.Generator) -> tuple[float, tuple[float, float]]:
+    """Slope of a line through the samples, and its 95% interval by resampling blocks of them."""
+    blocks = np.array_split(np.arange(len(sizes)), max(2, len(sizes) // BLOCK))
+    slopes: list[float] = []
+    while len(slopes) < RESAMPLES:
+        chosen = draw.integers(len(blocks), size=len(blocks))
+        if len(set(chosen.tolist())) > 1:  # through one block alone no line says anything
+            drawn = np.concatenate([blocks[number] for number in chosen])
+            slopes.append(float(np.polyfit(minutes[drawn], sizes[drawn], 1)[0]))
+    low, high = np.quantile(slopes, (0.025, 0.975)).tolist()
+    return float(np.polyfit(minutes, sizes, 1)[0]), (low, high)
 
 
 async def _client(scheduler: CallScheduler, books: _Books, draw: random.Random, number: int, end: float) -> None:

@@ -148,6 +148,7 @@ class Slot:
     def __init__(self, hierarchy: Hierarchy, run_id: str, name: str) -> None:
         owner = _owner_name(run_id, os.getpid())
         self._version = hierarchy.version
+        self._path = f"/{FOLDER}/{owner}/{name}"
         self._memory = hierarchy.memory / FOLDER / owner / name
         self._pids = hierarchy.pids / FOLDER / owner / name
         self._folders = tuple(folder / FOLDER / owner / name for folder in hierarchy.folders)
@@ -242,7 +243,20 @@ class Slot:
 
     def peak_bytes(self) -> int:
         """Most memory that the call held at once, as far as the kernel tells."""
-        return max(0, self._read(self._peak) - self._bytes_before)
+        # what an earlier call left is given back a little later: then less is there now than was at the start
+        before = min(self._bytes_before, self._read(self._usage))
+        return max(0, self._read(self._peak) - before)
+
+    def holds(self, pid: int) -> bool:
+        """Whether the kernel charges a process's memory here (proc_pid_cgroup(5)); False if it is gone."""
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        controller = "memory" if self._version == 1 else ""
+        fields = [line.split(":", 2) for line in lines]
+        paths = [path for _, controllers, path in fields if controller in controllers.split(",")]
+        return any(path.endswith(self._path) for path in paths)
 
     def held_bytes(self) -> int:
         """Memory that is charged to it now."""

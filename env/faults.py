@@ -232,7 +232,7 @@ class FaultyEnvironment:
 
 
 class SandboxKiller:
-    """Kills jails and inits below some processes, at random, for as long as it runs.
+    """Kills jails, zygotes and inits below some processes, at random, for as long as it runs.
 
     Example:
         killer = SandboxKiller(lambda: [pid], random.Random(0), interval_s=0.5)

@@ -15,7 +15,7 @@ import psutil
 
 from env import cgroups
 
-Role = Literal["jail", "init", "program"]
+Role = Literal["jail", "init", "zygote", "program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class SandboxProcess:
 
     pid: int
     role: Role
-    """`jail`: nsjail itself. `init`: the first process of a PID namespace, with which all others in it end."""
+    """`jail`: nsjail itself. `init`: the first process of a PID namespace, with which all others in it end.
+    `zygote`: one that has kept rights within its jail, which programs never do."""
 
 
 def sandbox_processes(root: int | None = None) -> list[SandboxProcess]:
@@ -43,11 +44,15 @@ def _sandbox_processes(root: int) -> Iterator[SandboxProcess]:
             status = Path(f"/proc/{process.pid}/status").read_text()
         except OSError:
             continue  # it has ended, or is about to
-        numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        numbers = fields.get("NSpid", "").split()
         if program.startswith("nsjail") and len(numbers) == 1:
             yield SandboxProcess(process.pid, "jail")
-        elif len(numbers) > 1:
-            yield SandboxProcess(process.pid, "init" if numbers[-1] == "1" else "program")
+        elif len(numbers) > 1 and numbers[-1] == "1":
+            yield SandboxProcess(process.pid, "init")
+        elif len(numbers) > 1:  # those of rooms are one namespace further in than zygotes
+            is_zygote = len(numbers) == 2 and int(fields["CapEff"], 16) != 0
+            yield SandboxProcess(process.pid, "zygote" if is_zygote else "program")
 
 
 @dataclass(frozen=True)

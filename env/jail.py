@@ -39,11 +39,12 @@ CONFIG = 9
 """Where nsjail finds its configuration; not passed on."""
 
 ZYGOTE_BOOTSTRAP = (
-    f"import marshal,posix,sys;r,z,_=marshal.loads(posix.pread({zygote.BUNDLE},1<<20,0));"
-    "m=type(sys)('env.runner');exec(r,m.__dict__);p=type(sys)('env');p.runner=m;"
-    "sys.modules.update({'env':p,'env.runner':m});exec(z)"
+    f"import marshal,posix,sys;c,_=marshal.loads(posix.pread({zygote.BUNDLE},1<<20,0));z=c.pop('zygote');"
+    "p=sys.modules['env']=type(sys)('env')\n"
+    "for n in c:m=sys.modules['env.'+n]=type(sys)('env.'+n);setattr(p,n,m);exec(c[n],m.__dict__)\n"
+    "exec(z)"
 )
-"""As below, for two files, of which one imports the other."""
+"""As below, for several files that import each other; the last of them is what runs."""
 BOOTSTRAP = f"import marshal,posix;exec(marshal.loads(posix.pread({RUNNER},1<<20,0)))"
 """The runner comes as a marshalled code object: no file to mount, none to compile at each call."""
 
@@ -134,6 +135,7 @@ def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, 
     config.uidmap = [IdMap(inside_id="0", outside_id=str(ids.outside), count=ids.count)]
     group = str(ids.outside) if ids.count > 1 else _one_id(os.getegid()).outside_id
     config.gidmap = [IdMap(inside_id="0", outside_id=group, count=ids.count)]
+    config.envar = [*config.envar, f"{zygote.BIND_NOW}=1"]
     config.pass_fd = [zygote.WARDEN_LINK, zygote.ZYGOTE_LINK, zygote.BUNDLE]
     config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)
     config.mount = [*_root_mounts(image, staged_root), _scratch("size=4096,nr_inodes=2,mode=755")]

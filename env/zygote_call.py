@@ -43,7 +43,7 @@ class Confirmed:
     no_rights: int = 0
     """No capabilities, and none to be gained."""
     memory_limit: int = 0
-    """The call's memory was charged to a cgroup that had the call's limit."""
+    """The program's zygote was in the cgroup that has the call's limit: programs are born there, and can't leave."""
 
 
 class ZygoteCall:
@@ -215,7 +215,7 @@ class ZygoteCall:
         out_of_memory = False
         if self._slot is not None:
             out_of_memory, peak = self._slot.out_of_memory(), self._slot.peak_bytes()
-            self._confirmed.memory_limit += peak > 0
+            self._confirmed.memory_limit += self._slot.holds(self._zygote.pid)
         else:
             peak = (self._ended.numbers[3] - self._started.numbers[6]) * 1024 if self._ended and self._started else 0
         self._confirmed.calls += 1

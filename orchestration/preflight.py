@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from env import zygotes
 from env.preflight import check_host
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
 from orchestration.run_folder import choose_folder
@@ -77,8 +78,10 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
     engine, tokens = recipe.generators.engine, recipe.generators.engine.kv_tokens
     kv = 0 if tokens is None else tokens * shape.kv_values_per_token * ITEM_BYTES[engine.dtype]
     learner = shape.parameters * LEARNER_BYTES_PER_PARAMETER[recipe.model.dtype]
-    calls = recipe.largest_call().memory_bytes * recipe.environments.workers
     generators, environments, rollouts = recipe.generators, recipe.environments, recipe.rollouts
+    each_worker = recipe.largest_call().memory_bytes
+    if environments.isolation == "zygote":
+        each_worker += zygotes.most_memory_bytes(environments.preloaded)
     needs = (
         Need(
             "generator",
@@ -93,7 +96,7 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
             environments.count,
             1,
             0.0,
-            environments.count * (LIGHT_ACTOR_BYTES + calls),
+            environments.count * (LIGHT_ACTOR_BYTES + environments.workers * each_worker),
             f"{environments.workers} calls at once each, nsjail, {environments.isolation}",
         ),
         Need("rollout", rollouts.count, 1, 0.0, rollouts.count * LIGHT_ACTOR_BYTES),
@@ -117,12 +120,12 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     Raises `HostUnfit` that lists everything that is missing, `RecipeError` as `plan` does.
     """
     planned = plan(recipe, runs)
-    faults = [f"{problem}" for problem in check_host()]
+    faults = [f"{problem}" for problem in check_host(isolation=recipe.environments.isolation)]
     if planned.memory_bytes > planned.memory_available_bytes:
         faults.append(
             f"the run takes about {planned.memory_bytes / GIB:.1f} GiB of memory, but "
             f"{planned.memory_available_bytes / GIB:.1f} GiB are free; lower generators.count, "
-            "generators.engine.kv_tokens or environments.workers"
+            "generators.engine.kv_tokens, environments.workers or environments.preloaded"
         )
     if recipe.generators.gpus or recipe.learner.gpus:
         faults += _gpu_faults(recipe)

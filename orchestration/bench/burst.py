@@ -1,7 +1,8 @@
 """Many calls at once on environment actors: is each answered, once and rightly, how fast, and in how much memory?
 
-Every call prints its own id, so that an answer that went to another call is seen. With `kill_every_s`, jails and inits
-of the environments are killed at random meanwhile; that must change nothing but the time it takes.
+With `kill_every_s`, jails, zygotes and inits of the environments are killed at random meanwhile; that must change
+nothing but the time it takes. Before the burst and after it the same mix runs as `bench tools` runs its calls,
+straight on interpreters with nothing in front, so that both rates are those of the same minutes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,15 +28,10 @@ from actors.system.stage import Part
 from env.call_scheduler import WORKERS_PER_CORE
 from env.faults import SandboxKiller
 from env.host_state import cgroups_of, sandbox_processes
-from env.tool_call import Limits, Status, ToolCall, ToolResult
+from env.tool_call import ToolResult
+from orchestration.bench.mixed_calls import LIMITS, Expected, mixed_calls
+from orchestration.bench.tools import bench_mix
 
-Kind = Literal["trivial", "numpy", "failing", "printing", "sleeping"]
-
-MIX: dict[Kind, int] = {"trivial": 9, "numpy": 4, "failing": 3, "printing": 3, "sleeping": 1}
-"""In every twenty calls, so many of each kind."""
-SLEEP_S = 0.2
-LINES = 200
-LIMITS = Limits(wall_seconds=30.0)
 SAMPLE_S = 1.0
 RESTARTS = 100
 
@@ -61,6 +56,10 @@ class BurstFigures(BaseModel):
     wrong: int
     """Answers that are not what the call's program gives."""
     calls_per_s: float
+    bench_tools_mix_per_s: float
+    """Of the same mix, as `bench tools` runs calls: its concurrency, interpreters with nothing in front."""
+    ratio: float
+    """`calls_per_s / bench_tools_mix_per_s`."""
     seconds: float
     latency_s: Percentiles
     """From the moment at which all calls were submitted to each call's answer."""
@@ -81,57 +80,6 @@ class BurstFigures(BaseModel):
     @property
     def flawless(self) -> bool:
         return self.answered == self.calls and not (self.lost or self.duplicated or self.wrong or self.left_behind)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A call and what must come of it."""
-
-    call: ToolCall
-    kind: Kind
-    status: Status
-    stdout: str
-    in_stderr: str = ""
-
-    def is_met_by(self, result: ToolResult) -> bool:
-        return (
-            (result.id, result.status, result.stdout) == (self.call.id, self.status, self.stdout)
-            and self.in_stderr in result.stderr
-            and bool(self.in_stderr) == bool(result.stderr)
-        )
-
-
-def mixed_calls(count: int, seed: int = 0, name: str = "call") -> Iterator[Expected]:
-    """`count` calls of all kinds. The same arguments give the same calls."""
-    draw = random.Random(seed)
-    round_of: list[Kind] = []
-    for number in range(count):
-        if not round_of:
-            round_of = [kind for kind, share in MIX.items() for _ in range(share)]
-            draw.shuffle(round_of)
-        yield _expected(round_of.pop(), f"{name}-{number}", number)
-
-
-def _expected(kind: Kind, id: str, number: int) -> Expected:
-    match kind:
-        case "trivial":
-            return Expected(_call(id, f"print('{id}', {number} * 7)"), kind, "success", f"{id} {number * 7}\n")
-        case "numpy":
-            size = number % 100 + 1
-            code = f"import numpy\nprint('{id}', int(numpy.arange({size}).sum()))"
-            return Expected(_call(id, code), kind, "success", f"{id} {size * (size - 1) // 2}\n")
-        case "failing":
-            return Expected(_call(id, f"print('{id}')\n1 / 0"), kind, "error", f"{id}\n", "ZeroDivisionError")
-        case "printing":
-            lines = "".join(f"{id} {line}\n" for line in range(LINES))
-            return Expected(_call(id, f"for n in range({LINES}): print('{id}', n)"), kind, "success", lines)
-        case "sleeping":
-            code = f"import time\ntime.sleep({SLEEP_S})\nprint('{id}')"
-            return Expected(_call(id, code), kind, "success", f"{id}\n")
-
-
-def _call(id: str, code: str) -> ToolCall:
-    return ToolCall(id=id, code=code, limits=LIMITS)
 
 
 class Ledger:
@@ -190,13 +138,19 @@ def _memory_bytes() -> int:
 
 
 async def bench_burst(
-    calls: int = 45_000, environments: int = 2, kill_every_s: float = 0.0, seed: int = 0
+    calls: int = 45_000,
+    environments: int = 2,
+    kill_every_s: float = 0.0,
+    seed: int = 0,
+    mix_seconds: float = 6.0,
 ) -> BurstFigures:
     """Submit `calls` calls at once to `environments` actors on this machine, on a Ray of its own.
 
     Args:
-        kill_every_s: kill a jail or an init that often; 0 for never.
+        kill_every_s: kill a jail, a zygote or an init that often; 0 for never.
+        mix_seconds: how long the mix is measured without actors, before and again after the burst.
     """
+    direct = [await bench_mix(mix_seconds, seed)]
     cores = max(1, (os.cpu_count() or 1) // environments)
     parts = [
         Part(
@@ -234,6 +188,8 @@ async def bench_burst(
         await memory.look()
         after = await _statuses(stage, refs)
         retried_elsewhere = pool.retried_elsewhere
+    direct.append(await bench_mix(mix_seconds, seed))
+    calls_per_s, mix_per_s = ledger.answered / seconds, sum(direct) / len(direct)
     left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in pids)
     quantiles = np.quantile(ledger.latencies, (0.5, 0.9, 0.99, 1.0)).tolist()
     return BurstFigures(
@@ -242,7 +198,9 @@ async def bench_burst(
         lost=calls - ledger.answered,
         duplicated=ledger.duplicated,
         wrong=ledger.wrong,
-        calls_per_s=ledger.answered / seconds,
+        calls_per_s=calls_per_s,
+        bench_tools_mix_per_s=mix_per_s,
+        ratio=calls_per_s / mix_per_s,
         seconds=seconds,
         latency_s=Percentiles(**dict(zip(("p50", "p90", "p99", "max"), quantiles, strict=True))),
         memory_growth_bytes=memory.most - memory.before,

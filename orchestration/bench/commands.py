@@ -35,7 +35,7 @@ def bench_mailbox(
 def bench_burst(
     calls: Annotated[int, typer.Option(help="Calls that are submitted at once.")] = 45_000,
     environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
-    kill_every: Annotated[float, typer.Option(help="Kill a jail or an init every so many seconds; 0: never.")] = 0.0,
+    kill_every: Annotated[float, typer.Option(help="Kill a jail, zygote or init every so often, in seconds.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
     as_json: AsJson = False,
 ) -> None:

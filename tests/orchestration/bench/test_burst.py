@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from actors.system.local_ray import LocalRay
 from env.tool_call import ToolResult
-from orchestration.bench.burst import MIX, Ledger, bench_burst, mixed_calls
+from orchestration.bench.burst import Ledger, bench_burst
+from orchestration.bench.mixed_calls import MIX, mixed_calls
 
 
 def right(each) -> ToolResult:
@@ -52,8 +53,9 @@ def test_the_ledger_tells_answered_lost_doubled_and_wrong_apart(what: list[str])
 
 @pytest.mark.slow
 async def test_a_burst_with_jails_killed_all_along_loses_nothing(local_ray: LocalRay):
-    figures = await bench_burst(calls=60, environments=2, kill_every_s=0.4)
+    figures = await bench_burst(calls=60, environments=2, kill_every_s=0.4, mix_seconds=1.0)
     assert figures.flawless, figures
     assert sum(figures.killed.values()) > 0 and sum(figures.kinds.values()) == figures.answered == 60
     assert figures.latency_s.p50 <= figures.latency_s.p99 <= figures.latency_s.max <= figures.seconds
     assert figures.calls_per_s == pytest.approx(60 / figures.seconds)
+    assert figures.ratio == pytest.approx(figures.calls_per_s / figures.bench_tools_mix_per_s)
