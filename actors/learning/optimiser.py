@@ -54,6 +54,7 @@ class StageOptimiser:
                 ],
                 lr=options.learning_rate,
                 betas=options.betas,
+                fused=True,  # one pass over weights and moments instead of nine
             )
         ]
         if muon is not None:
