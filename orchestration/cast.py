@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from actors.learner import LearnerActor
 from actors.rollout import RolloutActor
 from actors.system.actor import ActorRef
 from actors.system.stage import Part, Stage
-from orchestration.recipe import Recipe
+from orchestration.recipe import LOOPBACK, Recipe
 
 QUIET_ENGINE = {
     # The sampler would be compiled at the first step, for half a minute, and gains nothing on a small model.
@@ -26,6 +26,8 @@ QUIET_ENGINE = {
     "HF_HUB_OFFLINE": "1",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""Learners of one machine talk to each other where nobody else can listen."""
 ENVIRONMENT_RESTARTS = 3
 
 
@@ -34,6 +36,8 @@ class Cast:
     """The parts of a run, and the names by which they know each other."""
 
     learner: Part
+    """The first one, whom others talk to."""
+    other_learners: tuple[Part, ...]
     balancer: Part
     archive: Part
     director: Part
@@ -43,7 +47,7 @@ class Cast:
 
     def parts(self) -> Iterator[Part]:
         """All parts, those that others ask at their start first."""
-        yield from (self.balancer, self.archive, self.learner)
+        yield from (self.balancer, *self.other_learners, self.archive, self.learner)
         yield from self.environments
         yield from self.generators
         yield from self.rollouts
@@ -59,11 +63,13 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
         run_id: what the run's processes, mounts and cgroups are marked with.
     """
     balancer, archive, learner = ActorRef("balancer"), ActorRef("archive"), ActorRef("learner")
+    others = [ActorRef(f"learner-{rank}") for rank in range(1, recipe.learner.count)]
     environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
     generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
     rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
     return Cast(
-        learner=_learner(recipe, model),
+        learner=_learner(recipe, model, learner.name, others=others),
+        other_learners=tuple(_learner(recipe, model, ref.name) for ref in others),
         balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
         archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
         director=Part(
@@ -133,23 +139,28 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str) -> Cast:
     )
 
 
-def _learner(recipe: Recipe, model: Path) -> Part:
+def _learner(recipe: Recipe, model: Path, name: str, others: Sequence[ActorRef] = ()) -> Part:
+    settings = recipe.learner
     return Part(
-        name="learner",
+        name=name,
         actor=LearnerActor,
         arguments={
             "model": str(model),
             "dtype": recipe.model.dtype,
-            "threads": recipe.learner.threads,
+            "threads": settings.threads,
             "seed": recipe.seed,
+            "device": "cuda" if settings.gpus else "cpu",
+            "others": others,
+            "host": settings.host,
         },
-        gpus=recipe.learner.gpus,
-        threads=recipe.learner.threads,
-        environment=OFFLINE,
+        gpus=settings.gpus,
+        threads=settings.threads,
+        environment=OFFLINE | (GLOO_ON_LOOPBACK if settings.host == LOOPBACK else {}),
     )
 
 
 async def enter(stage: Stage, cast: Cast) -> None:
-    """Start the whole cast. The balancer comes first: generators announce themselves to it."""
-    await stage.spawn(cast.balancer)
-    await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer])
+    """Start the whole cast. The balancer and the learners that the first one asks to join it come before the rest."""
+    first = (cast.balancer, *cast.other_learners)
+    await stage.spawn(*first)
+    await stage.spawn(*[part for part in cast.parts() if part not in first])

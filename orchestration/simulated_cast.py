@@ -63,6 +63,7 @@ def simulated_cast(recipe: Recipe, *, balancer: BalancerOptions, folder: Path, r
     # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
     cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
     return Cast(
+        other_learners=(),
         learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments={"cost": recipe.simulation.learner}),
         balancer=_with(cast.balancer, options=balancer),
         archive=_with(cast.archive, folder=str(folder / "archive")),

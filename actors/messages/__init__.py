@@ -48,7 +48,16 @@ from actors.messages.generators import (
     TurnSampled,
     UpdateWeights,
 )
-from actors.messages.learner import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WeightsPublished
+from actors.messages.learner import (
+    BeginStage,
+    GatherWeights,
+    JoinGroup,
+    Learn,
+    Learned,
+    PublishWeights,
+    SaveCheckpoint,
+    WeightsPublished,
+)
 from actors.messages.rollouts import RolloutFinished, RunRollout
 from actors.messages.watched import AwaitEnd, Identify, Identity
 
@@ -70,10 +79,12 @@ __all__ = [
     "EnvironmentStatus",
     "ForgetOwner",
     "ForgetRollout",
+    "GatherWeights",
     "GeneratorStatus",
     "Identify",
     "Identity",
     "JoinGenerator",
+    "JoinGroup",
     "Learn",
     "Learned",
     "LeaseGranted",

@@ -48,3 +48,16 @@ class SaveCheckpoint(Request[Done], tag="learner.save"):
     """Write the model in Hugging Face format, aside first, then renamed to `path`."""
 
     path: str
+
+
+class JoinGroup(Request[Done], tag="learner.join"):
+    """From the first learner to the others: the model is sharded over all of you. Each answers when all are there."""
+
+    host: str
+    port: int
+    rank: int
+    count: int
+
+
+class GatherWeights(Request[Done], tag="learner.gather"):
+    """From the first learner to the others: send it your shards."""

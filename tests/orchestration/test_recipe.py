@@ -108,3 +108,11 @@ def test_an_objective_is_chosen_by_name_and_its_parts_survive_the_resolved_recip
 def test_resampling_that_contradicts_the_objective_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match=r"stages.rl-1.resampling: rule is 'none'.*objective.name = \"grpo\""):
         load_recipe(QUICKSTART, ["stages.rl-1.resampling.rule=none"])
+
+
+def test_a_divergence_from_a_reference_is_refused_with_several_learners() -> None:
+    several, divergence = "learner.count=2", "stages.rl-2.objective.kl_weight=0.1"
+    assert load_recipe(QUICKSTART, [several]).learner.count == 2
+    assert load_recipe(QUICKSTART, [divergence]).learner.count == 1
+    with pytest.raises(RecipeError, match=r"stages\.rl-2\.objective\.kl_weight=0\.1 .* learner\.count=2"):
+        load_recipe(QUICKSTART, [several, divergence])
