@@ -1,26 +1,33 @@
-"""The actor that owns the model under training.
+"""The actor that owns the model under training, or a shard of it.
 
 Invariants:
 - everything that touches the model runs on the actor's own thread, one job after another: no step is seen half done;
 - a step id is trained on once: a repeat, even while the first is at work, gets the first one's answer;
 - the version is `(lineage, step)`: it rises by one with each optimiser step and stays where a step had nothing to
-  learn from.
+  learn from;
+- a group of learners does one thing at a time, all of them the same: others talk to the first, which has the rest take
+  part. If one is lost, the group is: whatever is asked then and later fails, and says who was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from actors.learning.checkpoint import write_checkpoint
-from actors.learning.model import Dtype, load_model, named_weights
-from actors.learning.trainer import Trainer, trainer_on_threads
-from actors.learning.trainer_state import restore_stage, restore_weights, write_trainer
+from actors.learning.model import Dtype, load_model
+from actors.learning.sharding import DeviceType, LearnerGroup, Rendezvous, Store, join, whole_weights
+from actors.learning.trainer import NonFiniteStep, Trainer, trainer_on_threads
+from actors.learning.trainer_state import restore_stage, restore_weights, take_part_in_writing, write_trainer
 from actors.messages import (
     BeginStage,
+    GatherState,
+    GatherWeights,
+    JoinGroup,
     Learn,
     Learned,
     PublishWeights,
@@ -29,14 +36,22 @@ from actors.messages import (
     WriteCheckpoint,
 )
 from actors.storage import checkpoints
-from actors.system.actor import Actor, BlobRef, handles
+from actors.system.actor import Actor, ActorRef, BlobRef, handles
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
+from actors.system.message import Request
 from policies.batch import TrainingSequence
 from policies.trajectory import UNTRAINED, WeightsVersion
 
 FLOPS = 1e11
 """Floating-point operations per second that virtual time assumes of a learner."""
+TOGETHER_DEADLINE_S = 3600.0
+REFUSALS = (ValueError, NonFiniteStep)
+"""What all learners of a group raise alike, before anything has changed."""
+
+
+class LearnerGroupBroken(RuntimeError):
+    """A learner of the group was lost, and its shard with it; the run can only go on from a checkpoint."""
 
 
 class LearnerActor(Actor):
@@ -51,11 +66,18 @@ class LearnerActor(Actor):
         deterministic: bool = False,
         checkpoint: str | None = None,
         version: WeightsVersion = UNTRAINED,
+        device: DeviceType = "cpu",
+        others: Sequence[ActorRef] = (),
+        host: str = "127.0.0.1",
     ) -> None:
-        """`threads`: compute threads of this process. `seed`: of what a model draws (nothing, with dropout off).
-
-        `deterministic`: same batches, same weights, bit for bit; an operation that can't promise it raises.
-        `checkpoint`: where the state is that this learner goes on from, under the name `version`.
+        """
+        Args:
+            threads: compute threads of this process.
+            seed: of what a model draws (nothing, with dropout off).
+            deterministic: same batches, same weights, bit for bit; an operation that can't promise it raises.
+            checkpoint: where the state is that this learner goes on from, under the name `version`.
+            others: the other learners of the group, if this is the first of one; they have been started.
+            host: address at which they reach this process.
         """
         self._folder = Path(model)
         self._dtype: Dtype = dtype
@@ -64,22 +86,58 @@ class LearnerActor(Actor):
         self._deterministic = deterministic
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._version = version
+        self._device: DeviceType = device
+        self._others = tuple(others)
+        self._host = host
+        self._group: LearnerGroup | None = None
+        self._broken = ""
+        """Why the group is no more."""
+        self._in_turn = asyncio.Lock()
         self._answers: dict[str, asyncio.Future[Learned]] = {}
 
     async def start(self) -> None:
         self._trainer = await self.port.offload(lambda: 1.0, self._load)
+        if self._others:
+            count = 1 + len(self._others)
+            self._rendezvous = Rendezvous(self._host, count)
+            requests = [
+                JoinGroup(host=self._host, port=self._rendezvous.port, rank=rank, count=count)
+                for rank in range(1, count)
+            ]
+            await self._together(requests, lambda: 1.0, lambda: self._shard(self._rendezvous.store, 0, count))
 
     def _load(self) -> Trainer:
         torch.manual_seed(self._seed)
         torch.use_deterministic_algorithms(self._deterministic)
-        trainer = trainer_on_threads(load_model(self._folder, self._dtype), self._threads)
+        model = load_model(self._folder, self._dtype)
+        torch.nn.Module.to(model, self._device)
+        return self._restored(trainer_on_threads(model, self._threads))
+
+    def _restored(self, trainer: Trainer) -> Trainer:
         if self._checkpoint is not None:
             restore_weights(trainer, self._checkpoint)
         return trainer
 
+    async def stop(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+
+    @handles(JoinGroup)
+    async def on_join(self, message: JoinGroup) -> None:
+        if self._group is None:
+            await self.port.offload(
+                lambda: 1.0,
+                lambda: self._shard(join(message.host, message.port, message.count), message.rank, message.count),
+            )
+
+    def _shard(self, store: Store, rank: int, count: int) -> None:
+        self._group = LearnerGroup(store, rank, count, self._trainer.model)
+        torch.set_num_threads(self._threads)
+        self._trainer = self._restored(Trainer(self._trainer.model, group=self._group))
+
     @handles(BeginStage)
     async def on_begin_stage(self, message: BeginStage) -> None:
-        await self.port.offload(lambda: 0.0, lambda: self._begin_stage(message))
+        await self._together([message] * len(self._others), lambda: 0.0, lambda: self._begin_stage(message))
 
     def _begin_stage(self, message: BeginStage) -> None:
         self._trainer.begin_stage(message.optimiser, message.objective, message.total_steps, message.temperature)
@@ -102,10 +160,17 @@ class LearnerActor(Actor):
             del self._answers[step_id]
 
     async def _learn(self, message: Learn) -> Learned:
-        batch: tuple[TrainingSequence, ...] = await self.port.blobs.get(BlobRef(message.blob))
+        try:
+            batch: tuple[TrainingSequence, ...] = await self.port.blobs.get(BlobRef(message.blob))
+        except KeyError:
+            if self._group is not None and not self._others:
+                self._group.leave()  # the others are in the step already
+            raise
         tokens = sum(sequence.length for sequence in batch)
-        return await self.port.offload(
-            lambda: 6.0 * self._parameters() * tokens / FLOPS, lambda: self._step(message, batch)
+        return await self._together(
+            [message] * len(self._others),
+            lambda: 6.0 * self._parameters() * tokens / FLOPS,
+            lambda: self._step(message, batch),
         )
 
     def _step(self, message: Learn, batch: tuple[TrainingSequence, ...]) -> Learned:
@@ -123,31 +188,99 @@ class LearnerActor(Actor):
 
     @handles(PublishWeights)
     async def on_publish_weights(self, message: PublishWeights) -> WeightsPublished:
-        version, weights = await self.port.offload(lambda: 0.0, self._copy_weights)
+        version, weights = await self._together(
+            [GatherWeights()] * len(self._others), lambda: 0.0, lambda: (self._version, self._weights())
+        )
         ref = await self.port.blobs.put(weights)
         return WeightsPublished(version=version, blob=ref.key)
 
-    def _copy_weights(self) -> tuple[WeightsVersion, dict[str, torch.Tensor]]:
-        """Copies: the next step changes the weights in place."""
-        weights = named_weights(self._trainer.model)
-        return self._version, {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Copies, whole and on the CPU: the next step changes the weights in place."""
+        weights = whole_weights(self._trainer.model, self._dtype)
+        return {name: tensor.cpu().contiguous().clone() for name, tensor in weights}
+
+    @handles(GatherWeights)
+    async def on_gather_weights(self, _: GatherWeights) -> None:
+        def take_part() -> None:
+            for _ in whole_weights(self._trainer.model, self._dtype):
+                pass
+
+        await self._together([], lambda: 0.0, take_part)
 
     @handles(SaveCheckpoint)
     async def on_save_checkpoint(self, message: SaveCheckpoint) -> None:
-        await self.port.offload(
-            lambda: 1.0, lambda: write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder)
+        def save() -> None:
+            weights = None if self._group is None else self._weights()
+            write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder, weights=weights)
+
+        await self._together([GatherWeights()] * len(self._others), lambda: 1.0, save)
+
+    async def _together[T](self, requests: Sequence[Request], cost: Callable[[], float], work: Callable[[], T]) -> T:
+        """Do `work` while the other learners answer `requests`, one each; returns what came of `work`.
+
+        Raises what all learners refuse alike, and `LearnerGroupBroken` where one of them has failed on its own.
+        """
+        async with self._in_turn:
+            if self._broken:
+                raise LearnerGroupBroken(self._broken)
+            outcome, *answers = await asyncio.gather(
+                self.port.offload(cost, lambda: self._leaving_on_failure(work)),
+                *[
+                    self.port.ask(other, request, TOGETHER_DEADLINE_S)
+                    for other, request in zip(self._others, requests, strict=True)
+                ],
+                return_exceptions=True,
+            )
+            if isinstance(outcome, BaseException) and (isinstance(outcome, REFUSALS) or not self._others):
+                raise outcome
+            failures: dict[str, BaseException] = {
+                other.name: answer
+                for other, answer in zip(self._others, answers, strict=True)
+                if isinstance(answer, BaseException)
+            }
+            if isinstance(outcome, BaseException):
+                failures[self.port.name] = outcome
+            if failures:
+                raise self._break(failures)
+            assert not isinstance(outcome, BaseException)
+            return outcome
+
+    def _break(self, failures: dict[str, BaseException]) -> LearnerGroupBroken:
+        texts = "; ".join(f"{name}: {str(failure).strip()}" for name, failure in failures.items())
+        self._broken = (
+            f"the group of {1 + len(self._others)} learners has lost a shard of the model, and can't go on; start from "
+            f"the last checkpoint ({texts})"
         )
+        broken = LearnerGroupBroken(self._broken)
+        broken.__cause__ = next(iter(failures.values()))
+        return broken
+
+    def _leaving_on_failure[T](self, work: Callable[[], T]) -> T:
+        """`work`; if it fails on this learner alone, the others must not wait for it in a collective."""
+        try:
+            return work()
+        except REFUSALS:
+            raise
+        except Exception:  # whatever it is, it is raised on
+            if self._group is not None:
+                self._group.leave()
+            raise
 
     @handles(WriteCheckpoint)
     async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:
         progress = message.progress
         assert progress.version == self._version, f"progress is at {progress.version}, the learner at {self._version}"
-        await self.port.offload(
+        await self._together(
+            [GatherState()] * len(self._others),
             lambda: 1.0,
             lambda: checkpoints.write_checkpoint(
                 Path(message.folder), progress, lambda folder: write_trainer(self._trainer, folder), message.keep
             ),
         )
+
+    @handles(GatherState)
+    async def on_gather_state(self, _: GatherState) -> None:
+        await self._together([], lambda: 0.0, lambda: take_part_in_writing(self._trainer))
 
     def _memory(self) -> dict[str, float]:
         """The most that this process has ever held, in bytes."""

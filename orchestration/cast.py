@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from actors.rollout import RolloutActor
 from actors.run_books import CheckpointPlan
 from actors.system.actor import ActorRef
 from actors.system.stage import Part, Stage
-from orchestration.recipe import Recipe
+from orchestration.recipe import LOOPBACK, Recipe
 from orchestration.resume import CHECKPOINTS, Beginning
 
 QUIET_ENGINE = {
@@ -31,6 +31,8 @@ QUIET_ENGINE = {
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Without it, torch's deterministic mode refuses matrix products on GPUs."""
+GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""Learners of one machine talk to each other where nobody else can listen."""
 ENVIRONMENT_RESTARTS = 3
 
 
@@ -39,6 +41,8 @@ class Cast:
     """The parts of a run, and the names by which they know each other."""
 
     learner: Part
+    """The first one, whom others talk to."""
+    other_learners: tuple[Part, ...]
     balancer: Part
     archive: Part
     director: Part
@@ -48,7 +52,7 @@ class Cast:
 
     def parts(self) -> Iterator[Part]:
         """All parts, those that others ask at their start first."""
-        yield from (self.balancer, self.archive, self.learner)
+        yield from (self.balancer, *self.other_learners, self.archive, self.learner)
         yield from self.environments
         yield from self.generators
         yield from self.rollouts
@@ -65,11 +69,13 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
         beginning: what the run goes on from; None for a run that keeps no checkpoints.
     """
     balancer, archive, learner = ActorRef("balancer"), ActorRef("archive"), ActorRef("learner")
+    others = [ActorRef(f"learner-{rank}") for rank in range(1, recipe.learner.count)]
     environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
     generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
     rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
     return Cast(
-        learner=_learner(recipe, model, beginning),
+        learner=_learner(recipe, model, learner.name, beginning, others=others),
+        other_learners=tuple(_learner(recipe, model, ref.name, beginning) for ref in others),
         balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
         archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
         director=Part(
@@ -149,35 +155,43 @@ def run_books(recipe: Recipe, folder: Path, beginning: Beginning) -> dict[str, A
     return {"plan": plan, "progress": beginning.progress, "restored": beginning.restored}
 
 
-def _learner(recipe: Recipe, model: Path, beginning: Beginning | None) -> Part:
+def _learner(
+    recipe: Recipe, model: Path, name: str, beginning: Beginning | None, others: Sequence[ActorRef] = ()
+) -> Part:
+    settings = recipe.learner
     began: dict[str, Any] = {}
     if beginning is not None:
         began = {
             "checkpoint": None if beginning.checkpoint is None else str(beginning.checkpoint),
             "version": beginning.version,
         }
+    environment = OFFLINE | (GLOO_ON_LOOPBACK if settings.host == LOOPBACK else {})
     return Part(
-        name="learner",
+        name=name,
         actor=LearnerActor,
         arguments={
             "model": str(model),
             "dtype": recipe.model.dtype,
-            "threads": recipe.learner.threads,
+            "threads": settings.threads,
             "seed": recipe.seed,
             "deterministic": recipe.deterministic,
+            "device": "cuda" if settings.gpus else "cpu",
+            "others": others,
+            "host": settings.host,
             **began,
         },
-        gpus=recipe.learner.gpus,
-        threads=recipe.learner.threads,
-        environment=OFFLINE | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
+        gpus=settings.gpus,
+        threads=settings.threads,
+        environment=environment | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
     )
 
 
 async def enter(stage: Stage, cast: Cast, environment: dict[str, str] | None = None) -> None:
     """Start the whole cast, `environment` in each of its processes.
 
-    The balancer comes first: generators announce themselves to it.
+    The balancer and the learners that the first one asks to join it come before the rest.
     """
-    balancer, *others = [replace(part, environment=part.environment | (environment or {})) for part in cast.parts()]
-    await stage.spawn(balancer)
-    await stage.spawn(*others)
+    first = {part.name for part in (cast.balancer, *cast.other_learners)}
+    parts = [replace(part, environment=part.environment | (environment or {})) for part in cast.parts()]
+    await stage.spawn(*[part for part in parts if part.name in first])
+    await stage.spawn(*[part for part in parts if part.name not in first])

@@ -77,7 +77,9 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
     shape = model_shape(recipe.model)
     engine, tokens = recipe.generators.engine, recipe.generators.engine.kv_tokens
     kv = 0 if tokens is None else tokens * shape.kv_values_per_token * ITEM_BYTES[engine.dtype]
-    learner = shape.parameters * LEARNER_BYTES_PER_PARAMETER[recipe.model.dtype]
+    learners = recipe.learner.count
+    # Sharded once, but each learner starts with the whole model.
+    learner = shape.parameters * (LEARNER_BYTES_PER_PARAMETER[recipe.model.dtype] + 4 * (learners - 1))
     generators, environments, rollouts = recipe.generators, recipe.environments, recipe.rollouts
     each_worker = recipe.largest_call().memory_bytes
     if environments.isolation == "zygote":
@@ -100,7 +102,7 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
             f"{environments.workers} calls at once each, nsjail, {environments.isolation}",
         ),
         Need("rollout", rollouts.count, 1, 0.0, rollouts.count * LIGHT_ACTOR_BYTES),
-        Need("learner", 1, recipe.learner.threads, recipe.learner.gpus, LEARNER_BYTES + learner),
+        Need("learner", learners, recipe.learner.threads, recipe.learner.gpus, learners * LEARNER_BYTES + learner),
         Need("balancer", 1, 1, 0.0, LIGHT_ACTOR_BYTES, recipe.balancer.strategy),
         Need("archive", 1, 1, 0.0, LIGHT_ACTOR_BYTES),
         Need("director", 1, 1, 0.0, LIGHT_ACTOR_BYTES),
@@ -172,7 +174,7 @@ def _shape_on_disk(path: Path) -> ModelShape:
 def _gpu_faults(recipe: Recipe) -> list[str]:
     import torch
 
-    wanted = recipe.generators.count * recipe.generators.gpus + recipe.learner.gpus
+    wanted = recipe.generators.count * recipe.generators.gpus + recipe.learner.count * recipe.learner.gpus
     have = torch.cuda.device_count()
     if wanted > have:
         return [f"the recipe asks for {wanted:g} GPUs, but {have} can be used; lower generators.gpus or learner.gpus"]

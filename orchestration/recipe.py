@@ -117,11 +117,21 @@ class RolloutSettings(Options):
     count: Annotated[int, Field(ge=1)] = 2
 
 
-class LearnerSettings(Options):
-    """The learner actor."""
+LOOPBACK = "127.0.0.1"
 
+
+class LearnerSettings(Options):
+    """The learner actors."""
+
+    count: Annotated[int, Field(ge=1)] = 1
+    """Learners over which the model, its gradients and the optimiser's moments are sharded (FSDP2)."""
     threads: Annotated[int, Field(ge=1)] = 2
+    """Compute threads of each (CPU)."""
     gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of each; learners on GPUs are untested."""
+    host: str = LOOPBACK
+    """Where the first learner waits for the others: its address in the cluster, or the loopback if all run on one
+    machine."""
 
 
 class SimulationSettings(Options):
@@ -226,6 +236,7 @@ class Recipe(Options):
             "generators.engine.dtype": (engine.dtype, "float32"),
             "generators.engine.prefix_caching": (engine.prefix_caching, False),
             "balancer.strategy": (self.balancer.strategy, "worst_case"),
+            "learner.count": (self.learner.count, 1),
         }
         for name, (given, needed) in required.items():
             if given != needed:
@@ -235,6 +246,17 @@ class Recipe(Options):
                 "generators.engine.kv_tokens is left to vLLM, but a deterministic run's waves are as large as it says; "
                 "give a number"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sharded_learners_serve_the_stages(self) -> Recipe:
+        for name, stage in self.stages.items():
+            kl_weight = 0.0 if isinstance(stage, FineTuningOptions) else stage.objective.kl_weight
+            if kl_weight and self.learner.count > 1:
+                raise ValueError(
+                    f"stages.{name}.objective.kl_weight={kl_weight} needs a reference model, which sharded learners do "
+                    f"not keep, but learner.count={self.learner.count}; set kl_weight = 0 or learner.count = 1"
+                )
         return self
 
     def all_limits(self) -> dict[str, LimitOptions]:

@@ -80,6 +80,7 @@ def simulated_cast(
     learner = {"cost": recipe.simulation.learner, "version": version}
     books = {} if beginning is None else run_books(recipe, folder, beginning)
     return Cast(
+        other_learners=(),
         learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments=learner),
         balancer=_with(cast.balancer, options=balancer),
         archive=_with(cast.archive, folder=str(folder / "archive")),

@@ -95,3 +95,19 @@ def _row(sequences: Sequence[TrainingSequence], members: list[int]) -> PackedRow
         owners=np.repeat(np.array(members, dtype=np.int64), lengths)[learned],
         logprobs=logprobs[learned],
     )
+
+
+def idle_row() -> PackedRow:
+    """A row of one token of which nothing is learned."""
+    none = np.zeros(0, dtype=np.int64)
+    zero = np.zeros(1, dtype=np.int64)
+    return PackedRow(
+        sequences=zero,
+        boundaries=np.array([0, 1]),
+        ids=zero,
+        positions=zero,
+        predictors=none,
+        targets=none,
+        owners=none,
+        logprobs=np.zeros(0, dtype=np.float32),
+    )

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 TOKENIZER_FILES = (
@@ -26,9 +27,15 @@ TOKENIZER_FILES = (
 """Patterns of what belongs to a model's tokenizer."""
 
 
-def write_checkpoint(model: PreTrainedModel, path: str | Path, tokenizer_from: str | Path | None = None) -> None:
+def write_checkpoint(
+    model: PreTrainedModel,
+    path: str | Path,
+    tokenizer_from: str | Path | None = None,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
     """Write weights, config and generation config, with the tokenizer files of the folder `tokenizer_from`.
 
+    `weights`: whole, where the model has only a shard of them (`sharding.whole_weights`).
     A checkpoint that is already at `path` is replaced; until the new one is whole, the old one stays.
     """
     path = Path(path)
@@ -40,7 +47,7 @@ def write_checkpoint(model: PreTrainedModel, path: str | Path, tokenizer_from: s
         else:
             replaced.rename(path)
     partial.mkdir(parents=True)
-    model.save_pretrained(partial)
+    model.save_pretrained(partial, state_dict=weights)
     if tokenizer_from is not None:
         copy_tokenizer(Path(tokenizer_from), partial)
     for file in partial.rglob("*"):

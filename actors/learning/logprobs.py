@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_LOGITS = 1 << 22
-"""16 MiB of float32."""
+CHUNK_LOGITS = 1 << 23
+"""32 MiB of float32. With half of it, matrix products over a vocabulary of 50,000 take a quarter longer."""
 
 
 class TokenScores(NamedTuple):
@@ -92,7 +92,7 @@ class _TokenScores(torch.autograd.Function):
         hidden, projection, bias, targets, normalisers, entropies = ctx.saved_tensors
         of_logprobs, of_entropies = (None if each is None else each / ctx.temperature for each in gradients)
         to_hidden = torch.empty_like(hidden)
-        to_projection = torch.zeros_like(projection, dtype=normalisers.dtype)
+        to_projection = torch.zeros_like(projection, dtype=normalisers.dtype)  # added to in place: it is a large one
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -105,7 +105,7 @@ class _TokenScores(torch.autograd.Function):
                 # d entropy / d logits = -softmax * (log softmax + entropy).
                 to_logits -= logits.exp() * (logits + entropies[part, None]) * of_entropies[part, None]
             to_hidden[part] = to_logits.to(projection.dtype) @ projection
-            to_projection += to_logits.t() @ hidden[part].to(to_logits.dtype)
+            to_projection.addmm_(to_logits.t(), hidden[part].to(to_logits.dtype))
             if to_bias is not None:
                 to_bias += to_logits.sum(0)
         return (

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from actors.learning.sharding import like
+
 EXACT = (torch.float32, torch.float64)
 
 
@@ -68,7 +70,7 @@ class MasterWeights:
     def restore(self, values: dict[str, Tensor]) -> None:
         """Set all masters, by their names, and the model's weights with them."""
         for master in self.parameters:
-            master.copy_(values[self.names[id(master)]])
+            master.copy_(like(values[self.names[id(master)]], master))
         self.write_back()
 
     @torch.no_grad()

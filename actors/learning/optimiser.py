@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.learning.master_weights import MasterWeights
+from actors.learning.sharding import like
 from policies.options import OptimiserOptions
 
 
@@ -55,6 +56,7 @@ class StageOptimiser:
                 ],
                 lr=options.learning_rate,
                 betas=options.betas,
+                fused=True,  # one pass over weights and moments instead of nine
             )
         ]
         if muon is not None:
@@ -84,7 +86,7 @@ class StageOptimiser:
         parameters = {self._masters.names[id(each)]: each for each in self._masters.parameters}
         for place, value in state.items():
             number, key, name = place.split("/", 2)
-            self._parts[int(number)].state[parameters[name]][key] = value.clone()
+            self._parts[int(number)].state[parameters[name]][key] = like(value, parameters[name]).clone()
 
     @property
     def groups(self) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
 """One optimiser step after another on packed sequences.
 
 Invariants:
-- a step's gradient does not depend on how its sequences are cut into micro batches (but for rounding): token weights
-  are those of the whole step;
+- a step's gradient does not depend on how its sequences are cut into micro batches, or dealt out to learners (but for
+  rounding): token weights are those of the whole step;
 - a step either updates all weights or none: a loss or gradient that is not finite raises before the optimiser moves;
 - the reference that `kl_weight` holds on to is the model as it was when the stage began;
-- same weights, options, sequences, workers and threads: same result, bit for bit.
+- same weights, options, sequences, workers, threads and learners: same result, bit for bit.
 
 Small models on a CPU run rows side by side on worker threads with one compute thread each, rather than one row on many
 threads: there are no barriers between operations, at which threads would wait for (and spin against) one another. Each
@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from transformers import PreTrainedModel
 from actors.learning.master_weights import MasterWeights
 from actors.learning.model import checkpoint_activations, score_row
 from actors.learning.optimiser import StageOptimiser, rate_share
+from actors.learning.sharding import LearnerGroup, whole
 from policies import tokens
 from policies.batch import TrainingSequence
 from policies.diagnostics import Diagnostics
@@ -47,6 +49,8 @@ SMALL_PARAMETERS = 1 << 26
 """Up to this size a CPU's threads work on a row each; above, all on one row."""
 ROWS_PER_WORKER = 8
 """So that workers end at about the same time, and a row's activations stay near the core that works on them."""
+ROOM = 1.1
+"""Of a row shared out to learners, over the even share: one row more would be a pass more for all of them."""
 SMALLEST_ROW_TOKENS = 1024
 """Shorter rows would cost more in calls than they gain."""
 
@@ -80,12 +84,16 @@ class Trainer:
 
     Args:
         workers: rows run side by side (see the module); each takes memory for a gradient and one row's activations.
+        group: the learners over which `model` is sharded. All of them make each call of this class at the same time and
+            with the same arguments; where one raises `ValueError` or `NonFiniteStep`, so do all. With one worker only.
     """
 
-    def __init__(self, model: PreTrainedModel, workers: int = 1) -> None:
+    def __init__(self, model: PreTrainedModel, workers: int = 1, group: LearnerGroup | None = None) -> None:
+        assert group is None or workers == 1, "collectives need one order of passes"
         self.model = model
         self.masters = MasterWeights(model)
         self._workers = workers
+        self._group = group
         self.steps = 0
         """Optimiser steps since the stage began."""
         self._stage: tuple[OptimiserOptions, ObjectiveOptions, int, float] | None = None
@@ -103,6 +111,11 @@ class Trainer:
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; rollouts to learn from are sampled above 0")
+        if objective.kl_weight and self._group is not None:
+            raise ValueError(
+                f"kl_weight is {objective.kl_weight}, but the model is sharded over {self._group.count} learners, "
+                "which keep no reference; set learner.count = 1 or kl_weight = 0"
+            )
         self._stage = None  # until all of this is done
         self.reference = None  # the last stage's is free to go before another is made
         if objective.kl_weight:
@@ -162,23 +175,27 @@ class Trainer:
 
     def _row_tokens(self, sequences: Sequence[TrainingSequence], limit: int) -> int:
         """Tokens per row: `limit`, or less where that keeps all workers busy."""
+        lengths = [sequence.length for sequence in sequences]
+        if self._group is not None:
+            # As few passes as the limit allows, and in each of them a row for each learner, with room for what does not
+            # fit in evenly.
+            passes = -(-sum(lengths) // (limit * self._group.count))
+            return min(limit, max(int(ROOM * sum(lengths) / (passes * self._group.count)), *lengths))
         if self._workers == 1:
             return limit
-        lengths = [sequence.length for sequence in sequences]
         share = sum(lengths) // (self._workers * ROWS_PER_WORKER)
         return min(limit, max(share, SMALLEST_ROW_TOKENS, *lengths))
 
     def _accumulate(self, rows: list[PackedRow], job: _Job) -> _Sums:
         """Forward and backward over all rows; leaves the step's gradient in the masters."""
         self.masters.zero_grad()
-        if self._workers == 1 or len(rows) == 1:
+        if self._group is not None:
             sums = _Sums()
-            for row in rows:
-                loss, of_row = self._run(row, job)
-                loss.backward()
-                self.masters.collect()
-                sums.merge(of_row)
+            for of_rank in self._group.gather(self._run_all(self._group.share(rows), job)):
+                sums.merge(of_rank)
             return sums
+        if self._workers == 1 or len(rows) == 1:
+            return self._run_all(rows, job)
         with ThreadPoolExecutor(self._workers) as pool:
             shares = [
                 pool.submit(self._run_share, rows[worker :: self._workers], job)
@@ -190,6 +207,16 @@ class Trainer:
             _add(gradients, more)
             sums.merge(of_share)
         self.masters.set_gradients(gradients)
+        return sums
+
+    def _run_all(self, rows: list[PackedRow], job: _Job) -> _Sums:
+        """One row after another; leaves their gradient in the masters."""
+        sums = _Sums()
+        for row in rows:
+            loss, of_row = self._run(row, job)
+            loss.backward()
+            self.masters.collect()
+            sums.merge(of_row)
         return sums
 
     def _run_share(self, rows: list[PackedRow], job: _Job) -> tuple[list[Tensor], _Sums]:
@@ -210,7 +237,8 @@ class Trainer:
     def _run(self, row: PackedRow, job: _Job) -> tuple[Tensor, _Sums]:
         """The forward pass over one row."""
         device = self.model.device
-        scores = score_row(self.model, row, job.temperature)
+        score = partial(score_row, self.model) if self._group is None else self._group.score
+        scores = score(row, job.temperature)
         weights, advantages = torch.from_numpy(job.per_sequence[row.owners]).to(device).unbind(-1)
         diagnostics = Diagnostics()
         if job.kind == "reinforce":
@@ -234,7 +262,7 @@ class Trainer:
 
     def _update(self, gradient_clip: float, share: float, loss: float) -> float:
         """Clip the accumulated gradient, apply it, and return its norm before the clip."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.parameters, gradient_clip))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.masters.parameters, gradient_clip)))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.masters.zero_grad()
             raise NonFiniteStep(

@@ -2,7 +2,8 @@
 
 Invariants:
 - a trainer that is restored makes the very same next step, bit for bit, as the one whose state was kept;
-- tensors go by the names of the model's parameters, so that another number of workers can read them;
+- tensors are whole and go by the names of the model's parameters, so that another number of workers or of learners can
+  read them;
 - nothing is unpickled.
 
 Nothing random is computed (dropout is off), so there are no random states.
@@ -11,6 +12,7 @@ Nothing random is computed (dropout is off), so there are no random states.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from actors.learning.sharding import whole
 from actors.learning.trainer import Trainer
 
 FILE = "learner.safetensors"
@@ -25,15 +28,27 @@ _MASTER, _OPTIMISER, _REFERENCE = "master/", "optimiser/", "reference/"
 
 
 def write_trainer(trainer: Trainer, folder: Path) -> None:
-    """Write the state to `folder`."""
+    """Write the state to `folder`; of a sharded model, while all other ranks `take_part_in_writing`."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in _whole_state(trainer)}
+    save_file(plain, folder / FILE, metadata={"trainer": json.dumps({"steps": trainer.steps})})
+
+
+def take_part_in_writing(trainer: Trainer) -> None:
+    """Send this rank's shards to the one that writes."""
+    for _ in _whole_state(trainer):
+        pass
+
+
+def _whole_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """All tensors by name, put together from their shards one by one, in the same order on each rank."""
     masters = trainer.masters
     tensors = {_MASTER + masters.names[id(master)]: master for master in masters.parameters}
     if trainer.optimiser is not None:
         tensors |= {_OPTIMISER + place: value for place, value in trainer.optimiser.state().items()}
     if trainer.reference is not None:
         tensors |= {_REFERENCE + name: value for name, value in trainer.reference.named_parameters()}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, folder / FILE, metadata={"trainer": json.dumps({"steps": trainer.steps})})
+    for name, tensor in tensors.items():
+        yield name, whole(tensor)
 
 
 def restore_weights(trainer: Trainer, folder: Path) -> None:

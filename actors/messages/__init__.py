@@ -64,6 +64,9 @@ from actors.messages.generators import (
 )
 from actors.messages.learner import (
     BeginStage,
+    GatherState,
+    GatherWeights,
+    JoinGroup,
     Learn,
     Learned,
     PublishWeights,
@@ -96,10 +99,13 @@ __all__ = [
     "FindRollouts",
     "ForgetOwner",
     "ForgetRollout",
+    "GatherState",
+    "GatherWeights",
     "GeneratorStatus",
     "Identify",
     "Identity",
     "JoinGenerator",
+    "JoinGroup",
     "Learn",
     "Learned",
     "LeaseGranted",

@@ -60,3 +60,20 @@ class WriteCheckpoint(Request[Done], tag="learner.checkpoint"):
     """Of all the run's checkpoints."""
     keep: int
     progress: RunProgress
+
+
+class JoinGroup(Request[Done], tag="learner.join"):
+    """From the first learner to the others: the model is sharded over all of you. Each answers when all are there."""
+
+    host: str
+    port: int
+    rank: int
+    count: int
+
+
+class GatherWeights(Request[Done], tag="learner.gather"):
+    """From the first learner to the others: send it your shards."""
+
+
+class GatherState(Request[Done], tag="learner.gather_state"):
+    """From the first learner to the others: send it your shards of all that a run is resumed from."""

@@ -196,3 +196,42 @@ async def test_on_ray_the_learner_does_what_the_trainer_does(folder: Path, tmp_p
         assert {name: answer.metrics[name] for name in figures} == pytest.approx(figures, rel=1e-5)
     torch.testing.assert_close(weights, named_weights(trainer.model), rtol=1e-5, atol=1e-6)
     assert (tmp_path / "last" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+async def test_two_learners_on_ray_are_as_one_until_one_of_them_dies(folder: Path, tmp_path: Path) -> None:
+    from actors.learning.model import load_model, named_weights
+    from actors.system.ray_stage import RayStage
+    from actors.system.stage import Part
+
+    trainer = Trainer(load_model(folder, "float32"))
+    trainer.begin_stage(BEGIN.optimiser, BEGIN.objective, BEGIN.total_steps, BEGIN.temperature)
+    expected = trainer.step("reinforce", batch(0))
+    other = ActorRef("learner-1")
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"}
+    arguments = {"model": str(folder), "threads": 1}
+    async with RayStage(seed=0) as stage:
+        await stage.spawn(Part(name=other.name, actor=LearnerActor, arguments=arguments, environment=loopback))
+        first = Part(
+            name="learner", actor=LearnerActor, arguments=arguments | {"others": (other,)}, environment=loopback
+        )
+        await stage.spawn(first)
+        await stage.port.ask(LEARNER, BEGIN, deadline_s=60)
+        broken = [s.model_copy(update={"advantage": float("nan")}) for s in batch(0)]
+        with pytest.raises(HandlerFailed, match="weights were left as they are"):
+            await learn(stage, "a", broken)
+        answers = await asyncio.gather(*[learn(stage, "a", batch(0)) for _ in range(2)])
+        version, weights = await published(stage)
+        await stage.port.ask(LEARNER, SaveCheckpoint(path=str(tmp_path / "last")), deadline_s=60)
+        await stage.kill(other)
+        for _ in range(2):
+            with pytest.raises(HandlerFailed, match=r"2 learners has lost a shard of the model.*\(learner-1: "):
+                await learn(stage, "b", batch(1))
+    assert answers[0] == answers[1] and version == answers[0].version == (0, 1)
+    figures = {name: answers[0].metrics[name] for name in expected if name != "micro_batches"}
+    assert figures == pytest.approx({name: expected[name] for name in figures}, rel=1e-4)
+    assert weights.keys() == named_weights(trainer.model).keys()
+    for name, weight in named_weights(trainer.model).items():
+        assert float((weights[name] - weight).abs().mean()) < 1e-5, name
+    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "last").named_parameters())
+    torch.testing.assert_close({n: p.detach() for n, p in loaded.items()}, weights, rtol=0, atol=0)

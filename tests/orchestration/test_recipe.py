@@ -130,3 +130,11 @@ def test_what_a_deterministic_run_can_not_be_had_with_is_named(override: str, co
     with pytest.raises(RecipeError) as refusal:
         load_recipe(QUICKSTART, ["deterministic=true", override])
     assert complaint in str(refusal.value)
+
+
+def test_a_divergence_from_a_reference_is_refused_with_several_learners() -> None:
+    several, divergence = "learner.count=2", "stages.rl-2.objective.kl_weight=0.1"
+    assert load_recipe(QUICKSTART, [several]).learner.count == 2
+    assert load_recipe(QUICKSTART, [divergence]).learner.count == 1
+    with pytest.raises(RecipeError, match=r"stages\.rl-2\.objective\.kl_weight=0\.1 .* learner\.count=2"):
+        load_recipe(QUICKSTART, [several, divergence])

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.learning.model import ModelSpec, build_model
+from actors.learning.trainer import Trainer
 from orchestration.tiny_model import write_tokenizer
 from policies import tokens
 from policies.batch import TrainingSequence
@@ -65,3 +66,23 @@ def model_folder(folder: Path, **changes: Any) -> Path:
 
 def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def gradients(made: Trainer, kind, sequences, figures: dict[str, float] | None = None) -> dict[str, torch.Tensor]:
+    """The whole step's gradient, caught before the optimiser applies it; its figures go into `figures`."""
+    caught: dict[str, torch.Tensor] = {}
+    optimiser = made.optimiser
+    assert optimiser is not None
+    apply = optimiser.step
+
+    def catch(share: float) -> None:
+        names = [name for name, _ in made.model.named_parameters()]
+        masters = zip(names, made.masters.parameters, strict=True)
+        caught.update({name: p.grad.clone() for name, p in masters if p.grad is not None})
+        apply(share)
+
+    optimiser.step = catch  # type: ignore[method-assign]
+    metrics = made.step(kind, sequences)
+    if figures is not None:
+        figures.update(metrics)
+    return caught

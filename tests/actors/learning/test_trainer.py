@@ -8,7 +8,7 @@ from actors.learning.trainer import NonFiniteStep, Trainer
 from policies import tokens
 from policies.batch import TrainingSequence
 from policies.options import ObjectiveOptions, OptimiserOptions
-from tests.actors.learning.samples import batch, small_model, weights_of
+from tests.actors.learning.samples import batch, gradients, small_model, weights_of
 
 
 def trainer(
@@ -18,26 +18,6 @@ def trainer(
     options = OptimiserOptions(learning_rate=rate, warmup_steps=0, micro_batch_tokens=micro, gradient_clip=clip)
     made.begin_stage(options, ObjectiveOptions(**objective), total_steps=10, temperature=temperature)
     return made
-
-
-def gradients(made: Trainer, kind, sequences, figures: dict[str, float] | None = None) -> dict[str, torch.Tensor]:
-    """The whole step's gradient, caught before the optimiser applies it; its figures go into `figures`."""
-    caught: dict[str, torch.Tensor] = {}
-    optimiser = made.optimiser
-    assert optimiser is not None
-    apply = optimiser.step
-
-    def catch(share: float) -> None:
-        names = [name for name, _ in made.model.named_parameters()]
-        masters = zip(names, made.masters.parameters, strict=True)
-        caught.update({name: p.grad.clone() for name, p in masters if p.grad is not None})
-        apply(share)
-
-    optimiser.step = catch  # type: ignore[method-assign]
-    metrics = made.step(kind, sequences)
-    if figures is not None:
-        figures.update(metrics)
-    return caught
 
 
 @pytest.mark.parametrize("kind", ["fine_tune", "reinforce"])

@@ -22,8 +22,7 @@ from policies.grouping import LearningBatch, add_groups
 from policies.options import OBJECTIVES, ObjectiveOptions, OptimiserOptions
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Span, Trajectory, Verdict, WeightsVersion
-from tests.actors.learning.samples import VOCABULARY, batch, small_model, weights_of
-from tests.actors.learning.test_trainer import gradients
+from tests.actors.learning.samples import VOCABULARY, batch, gradients, small_model, weights_of
 from tests.policies.test_trajectory import trajectory
 from tests.support.objective_reference import Sampled, advantages, loss_and_gradients
 
