@@ -45,7 +45,7 @@ class WandbMetrics:
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]  (an extra)
         except ImportError as error:
             raise RecipeError(
                 "metrics.wandb is on, but the package wandb is not installed; `uv pip install wandb`, or leave it off"

@@ -53,6 +53,10 @@ def model_size(recipe: Recipe) -> ModelSize:
     from transformers import AutoConfig
 
     shape = model_shape(recipe.model)  # refuses a model that is not there
+    if recipe.model.path is None:
+        raise RecipeError(
+            "hardware is given, but the model is made from scratch; give model.size, or leave hardware out"
+        )
     config = AutoConfig.from_pretrained(recipe.model.path)
     head = config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads
     return ModelSize(

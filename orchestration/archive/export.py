@@ -41,6 +41,7 @@ _CALL = pa.struct(
         ("tool", pa.string()),
         ("code", pa.string()),
         ("input", pa.string()),
+        ("session", pa.string()),
         ("limits", _LIMITS),
         ("status", pa.string()),
         ("stdout", pa.string()),
@@ -53,6 +54,9 @@ _CALL = pa.struct(
         ("stdout_truncated", pa.bool_()),
         ("stderr_truncated", pa.bool_()),
         ("reason", pa.string()),
+        ("restarted", pa.bool_()),
+        ("replayed", pa.int32()),
+        ("session_ended", pa.bool_()),
     ]
 )
 _SPAN = pa.struct(

@@ -67,7 +67,7 @@ def test_a_script_is_the_same_for_whoever_asks_and_another_for_another_seed() ->
 
 
 def test_a_policy_is_told_nothing_that_only_the_script_knows() -> None:
-    assert set(Wish.model_fields) == {"rollout", "prompt_tokens", "max_tokens", "group"}
+    assert set(Wish.model_fields) == {"rollout", "prompt_tokens", "max_tokens", "group", "generator"}
 
 
 @pytest.mark.parametrize("longest", [8192, 1500, 400])

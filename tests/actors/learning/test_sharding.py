@@ -151,7 +151,7 @@ def run_rank(rank: int, folder: Path, ports: Any, answers: Any) -> None:
         for name in RESUMED:
             (folder / name).mkdir(exist_ok=True)
             stores = [PrefixStore(f"{name}/{part}", store) for part in ("first", "second")]
-            found[f"resumed {name}"] = go_on(CASES[name], *stores, rank, folder / name)
+            found[f"resumed {name}"] = go_on(CASES[name], stores[0], stores[1], rank, folder / name)
         made = Case().trainer((PrefixStore("last", store), rank))
         found["refused"] = refused(made)
         found["alone"] = fail_alone(made, rank)

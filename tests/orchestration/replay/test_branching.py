@@ -116,7 +116,7 @@ async def test_branches_run_their_own_calls_and_are_judged(stored: Trajectory, c
             stored,
             at(1, samples=2),
             chat=chat,
-            engine=engine,
+            engine=engine,  # type: ignore[arg-type]
             interpreters=interpreters,
             verifier=verifier,  # type: ignore[arg-type]
         )
