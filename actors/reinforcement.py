@@ -30,7 +30,7 @@ from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.storage.trained_steps import batch_digest
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
-from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.grouping import LearningBatch, add_groups, resampling_random, shuffled_rewards
 from policies.move_on import READ_BY_THE_RULE, reason_to_move_on
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
@@ -167,7 +167,7 @@ class Reinforcement:
         rounds = 1 if refill is None else 1 + refill.rounds
         played, count = _Played(), options.prompts
         # Of this step alone: a run that goes on from here draws the same.
-        rng = random.Random(f"{self._run_seed}/{self._name}/{step}")
+        rng = resampling_random(self._run_seed, self._name, step)
         while played.rounds < rounds and count > 0:
             sampled = await self._sampler.sample(
                 [self._stream.problem(self._cursor + index) for index in range(count)],

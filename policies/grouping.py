@@ -33,6 +33,11 @@ class TrainedGroup(NamedTuple):
     advantages: tuple[float, ...]
 
 
+def resampling_random(run_seed: int, stage: str, step: int) -> random.Random:
+    """The draws of a step's resampling: a stream for each step, so that a run can be resumed, or replayed, at any."""
+    return random.Random(f"{run_seed}/{stage}/{step}")
+
+
 @dataclass(slots=True)
 class LearningBatch:
     """What came of the groups of one step, or of several rounds of it."""

@@ -27,12 +27,11 @@ from actors.learning.model import load_model, named_weights
 from actors.learning.trainer import Trainer, trainer_on_threads
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.replay.recorded_run import RecordedRun
-from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.grouping import LearningBatch, add_groups, resampling_random, shuffled_rewards
 from policies.run_progress import Figures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
-LEDGER = "trained.jsonl"
 MEASURED = (
     "learner_learn_seconds",
     "learner_tokens_per_s",
@@ -143,9 +142,9 @@ def _replay_stage(
     seed: int,
 ) -> Iterator[StepReplay]:
     metrics = run.metrics("step", name)
-    streams, recorded_streams = (resampling_streams(run, each, name) for each in (seed, _recorded_seed(run, seed)))
+    recorded_seed = _recorded_seed(run, seed)
     for step, groups in run.steps(name):
-        batch = learning_batch(groups, options, streams(step))
+        batch = learning_batch(groups, options, resampling_random(seed, name, step))
         figures: Figures = {**batch.figures(), **advantage_figures(batch), "learner_skipped": 1.0}
         if batch.sequences:
             figures |= {f"learner_{key}": value for key, value in trainer.step("reinforce", batch.sequences).items()}
@@ -153,7 +152,9 @@ def _replay_stage(
         if step in metrics:
             recorded["learner_skipped"] = 1.0
             recorded |= {key: float(value) for key, value in metrics[step].items() if isinstance(value, int | float)}
-            recorded |= advantage_figures(learning_batch(groups, recorded_options, recorded_streams(step)))
+            recorded |= advantage_figures(
+                learning_batch(groups, recorded_options, resampling_random(recorded_seed, name, step))
+            )
         yield StepReplay(name, step + 1, recorded, figures, _differing(recorded, figures) if recorded else ())
 
 
@@ -199,18 +200,6 @@ def advantage_figures(batch: LearningBatch) -> dict[str, float]:
         "advantage_max": max(values),
         "advantage_positive_share": sum(value > 0 for value in values) / len(values),
     }
-
-
-def resampling_streams(run: RecordedRun, seed: int, stage: str) -> Callable[[int], random.Random]:
-    """Step -> the random stream of its resampling, for steps that are asked for in order.
-
-    A run that keeps a ledger of its trained steps begins a stream for each of them, so that it can be resumed; one
-    without draws all steps of a stage from one stream.
-    """
-    if (run.archive.folder / LEDGER).exists():
-        return lambda step: random.Random(f"{seed}/{stage}/{step}")
-    stream = random.Random(f"{seed}/{stage}")
-    return lambda step: stream
 
 
 def compare_weights(stage: str, weights: dict[str, Tensor], checkpoint: Path) -> WeightsComparison:

@@ -21,7 +21,7 @@ from orchestration.recipe import Recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.run_folder import write_recipe
 from policies import tokens
-from policies.grouping import LearningBatch, add_groups
+from policies.grouping import LearningBatch, add_groups, resampling_random
 from policies.trajectory import Problem, Span, Trajectory, Verdict, WeightsVersion
 from tests.actors.learning.conftest import one_thread  # noqa: F401
 from tests.actors.learning.samples import VOCABULARY, model_folder
@@ -91,7 +91,6 @@ async def train(folder: Path) -> None:
                 assert options.kind == "reinforce"
                 begin = BeginStage(optimiser=options.optimiser, objective=options.objective, total_steps=STEPS)
                 await stage.port.ask(learner, begin)
-                rng = random.Random(f"5/{name}")
                 for step in range(STEPS):
                     groups = [[rollout(name, step, g, s) for s in range(SAMPLES)] for g in range(PROMPTS)]
                     stored = [each for group in groups for each in group]
@@ -99,7 +98,13 @@ async def train(folder: Path) -> None:
                     for each in stored:
                         writer.append(each)
                     batch = LearningBatch()
-                    add_groups(batch, groups, {each.id: each.reward for each in stored}, options, rng)
+                    add_groups(
+                        batch,
+                        groups,
+                        {each.id: each.reward for each in stored},
+                        options,
+                        resampling_random(5, name, step),
+                    )
                     blob = await stage.port.blobs.put(tuple(batch.sequences))
                     request = Learn(step_id=f"{name}/{step}", kind="reinforce", blob=blob.key)
                     learned = (await stage.port.ask(learner, request, 60.0)).metrics
