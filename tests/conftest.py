@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from actors.system.local_ray import LocalRay
     from actors.system.ray_stage import RayStage
 
 pytest_plugins = ["env.fault_fixtures", "actors.system.virtual_fixtures"]  # as a user's own conftest.py would say it
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("greenroom", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("greenroom")
 
 _ENV = Path(__file__).parent / "env"
 
