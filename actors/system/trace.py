@@ -89,10 +89,11 @@ class Trace:
         if self._over:
             return
         self.events += 1
-        self._lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
+        lines = self._lines
+        lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
         if self._contents and message is not None:
-            self._lines.append(encode(message).hex() + "\n")
-        if len(self._lines) >= 512:
+            lines.append(encode(message).hex() + "\n")
+        if len(lines) >= 512:
             self._flush()
         rules = () if message is None else self._rules.get((kind, type(message)), ())
         if rules or self._observers or self._show is not None:
