@@ -11,7 +11,6 @@ Invariants: more work never takes less time; the sum over m steps of a growing b
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -64,16 +63,11 @@ class StepCost(Options):
 
     def steps_begun_by(self, work: StepWork, seconds: float) -> int:
         """Steps of `work` that have begun when `seconds` have passed: at least 1, at most all of them."""
-        last = work.steps
-        if last == 1:
-            return 1
-        # seconds(m) = grows * m**2 + even * m: where that is `seconds`, give or take what rounding does.
-        grows = self.context_token * work.decoding / 2
-        even = self.seconds(work, 1) - grows
-        root = even + math.sqrt(even * even + 4 * grows * seconds)
-        begun = min(last, int(2 * seconds / root) + 1) if root > 0 else last
-        while begun > 1 and self.seconds(work, begun - 1) > seconds:
-            begun -= 1
-        while begun < last and self.seconds(work, begun) <= seconds:
-            begun += 1
-        return begun
+        low, high = 1, work.steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.seconds(work, middle) > seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return low

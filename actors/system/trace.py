@@ -89,11 +89,10 @@ class Trace:
         if self._over:
             return
         self.events += 1
-        lines = self._lines
-        lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
+        self._lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
         if self._contents and message is not None:
-            lines.append(encode(message).hex() + "\n")
-        if len(lines) >= 512:
+            self._lines.append(encode(message).hex() + "\n")
+        if len(self._lines) >= 512:
             self._flush()
         rules = () if message is None else self._rules.get((kind, type(message)), ())
         if rules or self._observers or self._show is not None:

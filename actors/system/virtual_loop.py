@@ -17,12 +17,12 @@ import asyncio
 import contextvars
 import functools
 import gc
+import heapq
 import logging
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import copy_context
-from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -106,7 +106,7 @@ class VirtualLoop(ConfinedLoop):
     # --- scheduling -----------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        handle = VirtualHandle((copy_context() if context is None else context).run, callback, *args)
+        handle = VirtualHandle((context or copy_context()).run, callback, *args)
         if self._explore is None:
             self._ready.append(handle)
         else:
@@ -117,9 +117,9 @@ class VirtualLoop(ConfinedLoop):
         """Run `callback` at a time in nanoseconds, at once if it is past."""
         if when < self._now:
             when = self._now
-        handle = VirtualHandle((copy_context() if context is None else context).run, callback, *args)
-        self._serial = serial = self._serial + 1
-        heappush(self._timers, (when, serial, handle))
+        handle = VirtualHandle((context or copy_context()).run, callback, *args)
+        self._serial += 1
+        heapq.heappush(self._timers, (when, self._serial, handle))
         return handle
 
     def set_line(self, delay_ns: int) -> None:
@@ -133,11 +133,7 @@ class VirtualLoop(ConfinedLoop):
         self._line.append((self._now + self._delay_ns, self._serial, VirtualHandle(context.run, callback, *args)))
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        # As `call_at_ns`, written out: engines set an alarm for every stretch of steps.
-        handle = VirtualHandle((copy_context() if context is None else context).run, callback, *args)
-        self._serial = serial = self._serial + 1
-        heappush(self._timers, (self._now + max(0, round(delay * NS)), serial, handle))
-        return handle
+        return self.call_at_ns(self._now + round(delay * NS), callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         return self.call_at_ns(round(when * NS), callback, *args, context=context)
@@ -196,7 +192,7 @@ class VirtualLoop(ConfinedLoop):
                 self._now, _, handle = line.popleft()
                 handle()
             elif timers:
-                when, _, handle = heappop(timers)
+                when, _, handle = heapq.heappop(timers)
                 if handle.func is not _nothing:  # a timer that was cancelled does not move the clock
                     self._now = when
                     handle()
@@ -229,7 +225,7 @@ class VirtualLoop(ConfinedLoop):
             when = min(queue[0][0] for queue in (line, timers) if queue)
             while (line and line[0][0] <= when) or (timers and timers[0][0] <= when):
                 on_line = line and (not timers or line[0] < timers[0])
-                handle = (line.popleft() if on_line else heappop(timers))[2]
+                handle = (line.popleft() if on_line else heapq.heappop(timers))[2]
                 if not handle.cancelled():  # a timer that was cancelled does not move the clock
                     self._now = when
                     self._enqueue(handle)

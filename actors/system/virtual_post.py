@@ -97,11 +97,7 @@ class Post:
             if target.state == "starting":
                 target.held.append(lambda: self._arrive(source, target, message, answer))
             return
-        kind = "tell" if answer is None else "ask"
-        try:
-            self._trace.add(self._loop.now_ns(), kind, source.name, target.name, message.tag, message)
-        except BaseException as error:  # see `note`; written out, as this and the answer are what happens most
-            self._loop.fail(error)
+        self.note("tell" if answer is None else "ask", source.name, target.name, message.tag, message)
         self._loop.create_task(self._handle(source, target, message, answer), eager_start=True)
 
     async def _handle(
