@@ -209,7 +209,8 @@ class _Play:
                 continue
             self._take_in(sampled)
             self._known = self._dialogue.length
-            self._actor.say_progress(self._lease(), self._dialogue.length)
+            if not self._dialogue.ended:  # else the length comes with the lease
+                self._actor.say_progress(self._lease(), self._dialogue.length)
             return
         raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
 

@@ -109,6 +109,11 @@ class Dialogue:
             )
         self._append(Span(kind="prompt", ids=prompt))
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will be sampled any more; an answer may still have to be compared."""
+        return self._finish is not None
+
     def next_action(self) -> Sample | Execute | Verify | Finished:
         """What has to happen next; asking again changes nothing."""
         if self._finish is not None:

@@ -61,6 +61,10 @@ class LeaseBooks:
         """Tokens of KV that the wish is promised."""
         return 0
 
+    def promised_by(self, books: GeneratorBooks) -> int:
+        """Tokens of KV that a generator counts as promised."""
+        return books.promised
+
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator that takes the wish now; None if it has to wait."""
         raise NotImplementedError
@@ -129,7 +133,7 @@ class LeaseBooks:
 
     def loads(self) -> tuple[Load, ...]:
         return tuple(
-            Load(capacity=books.capacity, promised=books.promised, sessions=len(books.leases))
+            Load(capacity=books.capacity, promised=self.promised_by(books), sessions=len(books.leases))
             for _, books in sorted(self._books.items())
         )
 

@@ -32,6 +32,10 @@ class LengthPrediction:
         """Tokens of a bucket."""
         self._ended = np.full(BUCKETS, PRIOR_WEIGHT * PRIOR_HAZARD)
         self._passed = np.full(BUCKETS, PRIOR_WEIGHT * (1 - PRIOR_HAZARD))
+        self._ends_in = [0] * BUCKETS
+        self._starts_less_stops = [0] * BUCKETS
+        """What has been seen since it was last added to the arrays, as adding single ones to lists is cheaper. The
+        running sum of the second is how many passed."""
         self._ends = 0
         self.mean = np.zeros((BUCKETS, BUCKETS))
         """`[now, ahead]`: expected tokens of KV of a rollout in bucket `now`, `ahead` buckets of growth later."""
@@ -44,21 +48,30 @@ class LengthPrediction:
 
     def passed(self, start: int, end: int) -> None:
         """A rollout grew from bucket `start` to bucket `end`."""
-        self._passed[start:end] += 1
+        self._starts_less_stops[start] += 1
+        self._starts_less_stops[end] -= 1
 
     def ended(self, bucket: int) -> None:
         """A rollout came to its end in `bucket`."""
-        self._ended[bucket] += 1
+        self._ends_in[bucket] += 1
         self._ends += 1
         if self._ends == FORGET_AFTER:
             self._ends = 0
+            self._add_up()
             self._ended *= 0.5
             self._passed *= 0.5
 
     def survival(self) -> np.ndarray:
         """`[BUCKETS]`: the share of rollouts that reach each bucket."""
+        self._add_up()
         stays = self._passed / (self._passed + self._ended)
         return np.concatenate(([1.0], np.cumprod(stays[:-1])))
+
+    def _add_up(self) -> None:
+        """Put what has been seen into the arrays."""
+        self._ended += self._ends_in
+        self._passed += np.cumsum(self._starts_less_stops)
+        self._ends_in, self._starts_less_stops = [0] * BUCKETS, [0] * BUCKETS
 
     def refresh(self) -> None:
         """Bring `mean` and `variance` up to what has been seen."""

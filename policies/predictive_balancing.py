@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from policies.balancing import BalancerOptions, Capacity, Lease, Load, Wish
+from policies.balancing import BalancerOptions, Capacity, Lease, Wish
 from policies.lease_books import GeneratorBooks, LeaseBooks
 from policies.length_prediction import BUCKETS, LengthPrediction
 
@@ -33,24 +33,41 @@ FULL_MARGIN_FROM = 0.5
 """Rollouts that wait for each one that runs: with fewer, the margin shrinks in proportion."""
 REFRESH_EVERY = 64
 """Ends of rollouts after which predictions are made anew; sooner while few have been seen."""
+REFRESH_SHARE = 1 / 32
+"""Once this share of the ends seen is more than `REFRESH_EVERY`, it takes as many: fewer change a prediction little."""
 
 
 class _Demand:
     """The future of one generator's rollouts."""
 
-    __slots__ = ("mean", "peak", "speed", "time", "variance")
+    __slots__ = ("_expected_peak", "_peak", "mean", "sigmas", "speed", "time", "variance")
 
-    def __init__(self) -> None:
+    def __init__(self, sigmas: float) -> None:
         self.mean, self.variance = np.zeros(BUCKETS), np.zeros(BUCKETS)
-        self.peak = 0.0
+        self.sigmas = sigmas
+        self._peak: float | None = 0.0
+        self._expected_peak: float | None = 0.0
         self.speed = 0.0
         """Tokens a second by which a rollout grows."""
         self.time = 0.0
         """When it was last looked at how far rollouts may have come."""
 
+    def change(self, mean: np.ndarray, variance: np.ndarray) -> None:
+        """Replace the expectation. The arrays are not written to afterwards."""
+        self.mean, self.variance = mean, variance
+        self._peak = self._expected_peak = None
+
+    def peak(self) -> float:
+        """The highest point, margin included; found when somebody wants to know it."""
+        if self._peak is None:
+            self._peak = _peak(self.mean, self.variance, self.sigmas)
+        return self._peak
+
     def expected_peak(self) -> float:
         """The highest point of the mean."""
-        return _peak(self.mean, self.variance, 0.0)
+        if self._expected_peak is None:
+            self._expected_peak = float(self.mean.max())
+        return self._expected_peak
 
 
 class _Session:
@@ -164,7 +181,7 @@ class Predictive(LeaseBooks):
             self._lengths = LengthPrediction(capacity.max_sequence_tokens)
             for session in self._sessions.values():
                 session.bucket = session.learned = self._bucket_of(session.tokens)
-        self._demands[capacity.generator] = _Demand()
+        self._demands[capacity.generator] = _Demand(self.options.sigmas)
         self._predict_anew()
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
@@ -192,17 +209,14 @@ class Predictive(LeaseBooks):
             return
         name = self._leases[rollout].generator
         demand = self._demands[name]
-        if self._time > session.time:
-            speed = (tokens - session.tokens) / (self._time - session.time)
-            demand.speed += (speed - demand.speed) / 16 if demand.speed else speed
+        self._learn_speed(demand, session, tokens)
         session.tokens, session.time = tokens, self._time
         bucket = self._bucket_of(tokens)
         self._learn(session, bucket)
         if bucket != session.bucket:
-            self._move(demand, session.bucket, -1)
+            self._leave(demand, session.bucket)
             session.bucket = bucket
-            self._move(demand, bucket, 1)
-            self._find_peak(demand)
+            self._enter(demand, bucket)
         self._look_at(name)
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
@@ -212,32 +226,31 @@ class Predictive(LeaseBooks):
             return
         session = self._sessions.pop(rollout)
         demand = self._demands[lease.generator]
-        self._move(demand, session.bucket, -1)
-        self._find_peak(demand)
+        self._leave(demand, session.bucket)
         self._look_at(lease.generator)
         if tokens is not None:
+            if tokens > session.tokens:
+                self._learn_speed(demand, session, tokens)
             self._learn(session, self._bucket_of(tokens))
             self._prediction.ended(self._bucket_of(tokens))
             self._queue.ended(session.group, tokens)
             self._ends += 1
             if self._ends >= self._next_refresh:
-                self._next_refresh = self._ends + min(REFRESH_EVERY, self._ends)
+                self._next_refresh = self._ends + max(min(REFRESH_EVERY, self._ends), int(self._ends * REFRESH_SHARE))
                 self._predict_anew()
                 self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
 
-    def loads(self) -> tuple[Load, ...]:
-        return tuple(
-            load.model_copy(update={"promised": round(self._demands[load.capacity.generator].expected_peak())})
-            for load in super().loads()
-        )
-
     # --- admission -------------------------------------------------------------------------------
+
+    def promised_by(self, books: GeneratorBooks) -> int:
+        return round(self._demands[books.name].expected_peak())
 
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator with the most predicted room, if that is enough; an idle one always takes a wish."""
         best, least = None, (True, 0.0, 0)
+        demands = self._demands
         for books in self.holders(wish):
-            rank = (bool(books.leases), self._demands[books.name].peak / books.budget, books.chosen)
+            rank = (bool(books.leases), demands[books.name].peak() / books.budget, books.chosen)
             if best is None or rank < least:
                 best, least = books, rank
         if best is None or not best.leases:
@@ -266,8 +279,7 @@ class Predictive(LeaseBooks):
         session = _Session(_group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
         demand = self._demands[books.name]
-        self._move(demand, session.bucket, 1)
-        self._find_peak(demand)
+        self._enter(demand, session.bucket)
         return lease
 
     def _granted(self) -> Iterator[Lease]:
@@ -290,17 +302,24 @@ class Predictive(LeaseBooks):
     def _bucket_of(self, tokens: int) -> int:
         return self._prediction.bucket(tokens)
 
+    def _learn_speed(self, demand: _Demand, session: _Session, tokens: int) -> None:
+        """A rollout has come to `tokens` tokens."""
+        if self._time > session.time:
+            speed = (tokens - session.tokens) / (self._time - session.time)
+            demand.speed += (speed - demand.speed) / 16 if demand.speed else speed
+
     def _learn(self, session: _Session, bucket: int) -> None:
         if bucket > session.learned:
             self._prediction.passed(session.learned, bucket)
             session.learned = bucket
 
-    def _move(self, demand: _Demand, bucket: int, sign: int) -> None:
-        demand.mean += sign * self._prediction.mean[bucket]
-        demand.variance += sign * self._prediction.variance[bucket]
+    def _enter(self, demand: _Demand, bucket: int) -> None:
+        prediction = self._prediction
+        demand.change(demand.mean + prediction.mean[bucket], demand.variance + prediction.variance[bucket])
 
-    def _find_peak(self, demand: _Demand) -> None:
-        demand.peak = _peak(demand.mean, demand.variance, self.options.sigmas)
+    def _leave(self, demand: _Demand, bucket: int) -> None:
+        prediction = self._prediction
+        demand.change(demand.mean - prediction.mean[bucket], demand.variance - prediction.variance[bucket])
 
     def _predict_anew(self) -> None:
         self._prediction.refresh()
@@ -317,16 +336,16 @@ class Predictive(LeaseBooks):
         """A generator's demand from where its rollouts are taken to be now."""
         demand, prediction = self._demands[name], self._prediction
         counts, speed, now = [0] * BUCKETS, demand.speed, self._time
+        sessions, bucket_of = self._sessions, prediction.bucket
         for rollout in self._books[name].leases:
-            session = self._sessions[rollout]
-            session.bucket = bucket = prediction.bucket(round(session.tokens + speed * (now - session.time)))
+            session = sessions[rollout]
+            session.bucket = bucket = bucket_of(round(session.tokens + speed * (now - session.time)))
             if bucket > session.learned:
                 self._learn(session, bucket)
             counts[bucket] += 1
         demand.time = now
         shares = np.array(counts, dtype=float)
-        demand.mean, demand.variance = shares @ prediction.mean, shares @ prediction.variance
-        self._find_peak(demand)
+        demand.change(shares @ prediction.mean, shares @ prediction.variance)
 
 
 def _peak(mean: np.ndarray, variance: np.ndarray, sigmas: float) -> float:
