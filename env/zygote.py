@@ -36,7 +36,7 @@ import resource
 import sys
 import time
 
-from env import runner
+from env import forked_heap, runner
 from env.warden import WARDEN_LINK, checked, keep_rooms, libc, microseconds
 
 ZYGOTE_LINK = 4
@@ -57,10 +57,6 @@ PROGRAM_DESCRIPTORS = 256
 _MESSAGE = 4096
 
 _EPERM = 1
-_IMMORTAL = 0xFF
-"""Of each of the four bytes of an immortal object's reference count (CPython 3.12, PEP 683)."""
-
-CODE = type(runner.main.__code__)
 this_process = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
 no_capabilities = (ctypes.c_uint32 * 6)()
 
@@ -155,8 +151,9 @@ class Zygote:
             posix._exit(0)
         sys.path.remove(runner.LIBRARIES)
         gc.collect()
-        make_immortal(gc.get_objects())
+        forked_heap.make_immortal(gc.get_objects())
         gc.freeze()  # collections in programs would copy all of it
+        forked_heap.fill_holes()
         link.send(b"ready")
 
     def fork_program(self, link, descriptors):
@@ -221,20 +218,6 @@ def what_is_in_force():
         sum(held),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
-
-
-def make_immortal(objects):
-    """Make objects, and what they refer to, immortal (PEP 683): counting references would copy their pages.
-
-    In a program that solves a quadratic with sympy this halves the pages that are copied.
-    """
-    while objects:
-        fresh = [one for one in objects if sys.getrefcount(one) < 1 << 31]
-        objects = gc.get_referents(*fresh)
-        for one in fresh:
-            if type(one) is CODE:  # the collector does not look into these
-                objects += (one.co_consts, one.co_names, one.co_name, one.co_qualname, one.co_filename)
-            ctypes.memset(id(one), _IMMORTAL, 4)
 
 
 def reseed():

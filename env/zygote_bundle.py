@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from env import preload, runner, seccomp, warden, zygote
+from env import forked_heap, preload, runner, seccomp, warden, zygote
 from env.streams import sealed
 
 
@@ -21,7 +21,9 @@ def nothing() -> int:
 @functools.cache
 def bundle() -> int:
     """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
-    codes = {module.__name__.removeprefix("env."): _compiled(module) for module in (runner, warden, zygote)}
+    codes = {
+        module.__name__.removeprefix("env."): _compiled(module) for module in (forked_heap, runner, warden, zygote)
+    }
     settings = {
         "filter": seccomp.bpf(),
         "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,

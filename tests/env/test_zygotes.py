@@ -13,8 +13,10 @@ import pytest
 
 import env.zygotes
 from env import cgroups
+from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import NO_CGROUP, ONE_USER, IsolationKind
+from env.jail import THREADS
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.user_ids import NOBODY, UserIds
 from env.zygote_bundle import bundle
@@ -144,6 +146,51 @@ async def test_programs_do_not_share_chance(pools: Pools):
     code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
     first, second = [(await run(pool, code)).stdout.split() for _ in range(2)]
     assert len(first) == 2 and not set(first) & set(second)
+
+
+AS_IN_A_FRESH_INTERPRETER = """
+import gc, json, sys, weakref
+import numpy, sympy
+print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.garbage)
+class Node: pass
+def cycle(gone=None):
+    one, other = Node(), Node()
+    one.other, other.one = other, one
+    return weakref.ref(one, gone)
+gc.collect()
+watch = cycle(lambda _: print("gone"))
+print(watch() is None, gc.collect(), watch() is None)
+print(any(one() is None for one in [cycle() for _ in range(5000)]))  # collected without being asked for
+print(sys.getrefcount(Node), sys.getrefcount(object()), sys.getrefcount([watch]))
+class Mine(sympy.Symbol): pass
+mine = weakref.ref(Mine)
+print(Mine("m") + 1, Mine in sympy.Symbol.__subclasses__(), sympy.Symbol("m") == Mine("m"))
+sympy.Symbol.added = [1]
+sympy.Symbol("q").added.append(2)
+print(sympy.Symbol("r").added, sys.modules["numpy"] is numpy)
+del sympy.Symbol.added, sys.modules["json"]
+import json
+print(hasattr(sympy.Symbol("q"), "added"), json.dumps([1, {"a": None}]))
+x = sympy.Symbol("x")
+print(sympy.solve(2*x**2 + 7*x - 15, x), sympy.integrate(x * sympy.exp(x), x), sympy.factor(x**4 - 1))
+print(numpy.linalg.solve([[2.0, 1.0], [1.0, 3.0]], [3.0, 5.0]), numpy.random.default_rng(7).random())
+kept = [bytes(size) for size in range(1, 3000, 7)] * 3 + [object() for _ in range(3000)]
+del kept[::2]
+print(sum(map(sys.getsizeof, kept)), hash((1, 2.5)))
+"""
+
+
+async def test_a_forked_program_sees_what_one_in_a_fresh_interpreter_does(pools: Pools, tmp_path: Path):
+    image = Image()
+    (tmp_path / "main.py").write_text(AS_IN_A_FRESH_INTERPRETER)
+    environment = {"LD_LIBRARY_PATH": str(image.prefix / "lib"), "PYTHONPATH": str(image.libraries), **THREADS}
+    plain = await asyncio.create_subprocess_exec(
+        image.executable, tmp_path / "main.py", env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    pool = pools()
+    ours = [await run(pool, AS_IN_A_FRESH_INTERPRETER) for _ in range(2)]
+    shown, _ = await plain.communicate()
+    assert [(one.status, one.stdout, one.stderr) for one in ours] == [("success", shown.decode(), "")] * 2
 
 
 async def test_a_library_that_can_not_be_imported_is_named_and_done_without(
