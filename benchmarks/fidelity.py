@@ -34,7 +34,7 @@ from typing import Any
 from actors.archive import ArchiveActor
 from actors.balancer import BalancerActor
 from actors.engines.simulated_engine import SimulatedOptions
-from actors.engines.vllm_engine import VllmOptions
+from actors.engines.vllm_options import VllmOptions
 from actors.environment import EnvironmentActor
 from actors.generator import GeneratorActor
 from actors.messages import DescribeGenerator, GeneratorStatus, JoinGenerator
