@@ -19,7 +19,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 
+from orchestration.archive.terminal import plain
 from orchestration.recipe import RecipeError
 from orchestration.terminal import console
 
@@ -53,6 +56,9 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print all turns as JSON.")] = False,
 ) -> None:
     """Chat with a model that can run code: streams, keeps a session, saves to an archive. /help lists the commands."""
+    from orchestration.cast import QUIET_ENGINE
+
+    os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": "ERROR"})  # before torch's compiler or vLLM is imported
     from actors.engines.engine import EngineFailed
     from orchestration.chat.settings import Asked, settle
     from policies.conversation import MessageTooLong
@@ -99,7 +105,7 @@ def _chat(settings: Any, prompt: str | None, saves: Path, as_json: bool) -> None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stack = AsyncExitStack()
         try:
-            with _muted() as terminal, terminal.status(f"loading {settings.model}"):
+            with _muted() as terminal, _spinning(terminal, f"loading {settings.model}"):
                 engine, interpreters = runner.run(_open(settings, stack))
             player = ChatPlayer(settings, engine, interpreters, view)
             if prompt is not None:
@@ -118,10 +124,8 @@ def _chat(settings: Any, prompt: str | None, saves: Path, as_json: bool) -> None
 async def _open(settings: Any, stack: AsyncExitStack) -> tuple[Any, Any]:
     """Start engine and sandbox; the stack closes them."""
     from env.interpreters import Interpreters
-    from orchestration.cast import QUIET_ENGINE
     from orchestration.hosted_engine import hosted_engine
 
-    os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": "ERROR"})  # before vLLM is imported
     interpreters = None
     if settings.limits.tools:
         interpreters = Interpreters(settings.limits.call, workers=1, run_id=f"chat-{os.getpid()}")
@@ -200,6 +204,12 @@ def _muted() -> Iterator[Console]:
             raise
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _spinning(terminal: Console, text: str) -> Live:
+    # Not `terminal.status`: that would bring to the terminal what is written meanwhile.
+    spinner = Spinner("dots", plain(text))
+    return Live(spinner, console=terminal, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
 @contextmanager

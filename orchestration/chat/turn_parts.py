@@ -84,6 +84,7 @@ def code_so_far(raw: str) -> str:
     half = _HALF_ESCAPE.search(text)
     text = text if half is None else text[: text.rindex("\\u")]
     try:
-        return json.loads(f'"{text}"', strict=False)
+        # half of a surrogate pair is left out: terminals can't show it
+        return json.loads(f'"{text}"', strict=False).encode("utf-8", "ignore").decode()
     except ValueError:  # an escape that JSON does not have: the finished call will be refused
         return text
