@@ -305,7 +305,7 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
     import tempfile
 
     from orchestration.calibrate import calibrate as measure
-    from orchestration.cast import QUIET_ENGINE
+    from orchestration.engine_environment import QUIET_ENGINE
     from orchestration.tiny_model import write_scratch_model
 
     os.environ.update(QUIET_ENGINE)  # before vLLM is imported

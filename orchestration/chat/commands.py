@@ -56,7 +56,7 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print all turns as JSON.")] = False,
 ) -> None:
     """Chat with a model that can run code: streams, keeps a session, saves to an archive. /help lists the commands."""
-    from orchestration.cast import QUIET_ENGINE
+    from orchestration.engine_environment import QUIET_ENGINE
 
     os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": "ERROR"})  # before torch's compiler or vLLM is imported
     from actors.engines.engine import EngineFailed
