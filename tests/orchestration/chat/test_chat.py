@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._master, slave = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(Path.cwd())}
+        environment = os.environ | {"TERM": "dumb", "COLUMNS": "120", "PYTHONPATH": str(Path.cwd())}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=environment, start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
@@ -133,6 +134,7 @@ class Terminal:
         """Read until the pattern comes, after what was read before."""
         begin = len(self.text)
         while not re.search(pattern, self.text[begin:]):
+            assert select.select([self._master], [], [], 120)[0], f"waited for {pattern!r} after:\n{self.text}"
             self.text += os.read(self._master, 4096).decode(errors="replace")
 
     def type(self, text: str) -> None:
