@@ -13,7 +13,8 @@ import logging
 
 from actors.engines.engine import Engine, EngineCapacity, SampleRequest
 from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
-from actors.engines.vllm_engine import VllmEngine, VllmOptions
+from actors.engines.vllm_engine import VllmEngine
+from actors.engines.vllm_options import VllmOptions
 from actors.messages import (
     DescribeGenerator,
     ForgetOwner,

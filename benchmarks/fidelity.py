@@ -34,7 +34,7 @@ from typing import Any
 from actors.archive import ArchiveActor
 from actors.balancer import BalancerActor
 from actors.engines.simulated_engine import SimulatedOptions
-from actors.engines.vllm_engine import VllmOptions
+from actors.engines.vllm_options import VllmOptions
 from actors.environment import EnvironmentActor
 from actors.generator import GeneratorActor
 from actors.messages import DescribeGenerator, GeneratorStatus, JoinGenerator
@@ -48,7 +48,8 @@ from actors.system.virtual_stage import Network, VirtualStage
 from actors.tokenizer import PromptOptions
 from benchmarks.forced_rollouts import ForcedRolloutActor, PinnedGeneratorActor, RepeatedWorkload, pin
 from orchestration.calibrate import Calibration, calibrate, load_calibration
-from orchestration.cast import OFFLINE, QUIET_ENGINE
+from orchestration.cast import OFFLINE
+from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.recipe import ModelSettings, ScratchModel
 from orchestration.tiny_model import write_scratch_model
 from policies.balancing import BalancerOptions

@@ -23,7 +23,8 @@ from pydantic import BaseModel
 
 from actors.engines.engine import EngineCapacity, SampleRequest
 from actors.engines.simulated_engine import SimulatedOptions
-from actors.engines.vllm_engine import VllmEngine, VllmOptions
+from actors.engines.vllm_engine import VllmEngine
+from actors.engines.vllm_options import VllmOptions
 from orchestration.hosted_engine import hosted_engine
 from policies.batching_records import BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching

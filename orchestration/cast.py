@@ -17,17 +17,10 @@ from actors.rollout import RolloutActor
 from actors.run_books import CheckpointPlan
 from actors.system.actor import ActorRef
 from actors.system.stage import Part, Stage
+from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.recipe import LOOPBACK, Recipe
 from orchestration.resume import CHECKPOINTS, Beginning
 
-QUIET_ENGINE = {
-    # The sampler would be compiled at the first step, for half a minute, and gains nothing on a small model.
-    "TORCH_COMPILE_DISABLE": "1",
-    # The operating system places threads better than vLLM does when actors share cores.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",
-}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Without it, torch's deterministic mode refuses matrix products on GPUs."""

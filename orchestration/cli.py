@@ -13,18 +13,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
+from orchestration.chat import commands as chat_commands
 from orchestration.data import commands as data_commands
 from orchestration.data.rows import DataError
 from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
+from orchestration.serve_tools import serve_tools
 from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
 from policies.chat_format import TemplateUnusable
 
@@ -36,6 +37,8 @@ app.command()(archive_commands.show)
 app.command()(archive_commands.analyse)
 app.add_typer(data_commands.app, name="data")
 app.command()(evaluation_commands.evaluate)
+app.command()(chat_commands.chat)
+app.command("serve-tools")(serve_tools)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
@@ -68,7 +71,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
-    from orchestration.preflight import check
+    from orchestration.preflight import check, show
     from orchestration.resume import find_run, recipe_of
 
     if recipe is None and (resume is None or overrides or deterministic):
@@ -86,7 +89,11 @@ def train(
     planned = check(loaded, runs)
     folder = resumed or Path(planned.folder)
     if dry_run:
-        _show_plan(replace(planned, folder=str(folder)), as_json)
+        planned = replace(planned, folder=str(folder))
+        if as_json:
+            print(json.dumps(planned.as_dict()))
+        else:
+            show(planned, Console())
         return
     try:
         with held(folder):
@@ -141,25 +148,6 @@ def _show_sizing(loaded: Recipe, as_json: bool) -> None:
         print(json.dumps(sizing.as_dict(loaded, sizings)))
     else:
         sizing.show(loaded, sizings, Console())
-
-
-def _show_plan(planned: Any, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(planned.as_dict()))
-        return
-    table = Table(title=f"{planned.recipe}: what would start")
-    for column in ("actor", "count", "threads", "GPUs", "memory", ""):
-        table.add_column(column)
-    for need in planned.needs:
-        memory = f"{need.memory_bytes / (1 << 20):.0f} MiB"
-        table.add_row(need.actor, str(need.count), str(need.threads), f"{need.gpus:g}", memory, need.note)
-    out = Console()
-    out.print(table)
-    for stage in planned.stages:
-        out.print(f"  {stage}")
-    takes, free = planned.memory_bytes / (1 << 30), planned.memory_available_bytes / (1 << 30)
-    out.print(f"memory: about {takes:.1f} GiB of {free:.1f} GiB free")
-    out.print(f"run folder: {planned.folder}")
 
 
 @app.command()
@@ -317,7 +305,7 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
     import tempfile
 
     from orchestration.calibrate import calibrate as measure
-    from orchestration.cast import QUIET_ENGINE
+    from orchestration.engine_environment import QUIET_ENGINE
     from orchestration.tiny_model import write_scratch_model
 
     os.environ.update(QUIET_ENGINE)  # before vLLM is imported
@@ -331,40 +319,6 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
             seed=recipe.seed,
             say=console.print,
         )
-
-
-@app.command("serve-tools")
-def serve_tools(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than the loopback need a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8088,
-    token_file: Annotated[Path | None, typer.Option(help="File with the token; or set GREENROOM_TOKEN.")] = None,
-    wall_seconds: Annotated[float, typer.Option(help="Time limit of a program.")] = 10.0,
-    memory_mib: Annotated[int, typer.Option(help="Memory limit of a program.")] = 512,
-    cores: Annotated[int, typer.Option(help="Programs at once on a machine; 0: as many as cores.")] = 0,
-    most_open: Annotated[
-        int, typer.Option(help="Submissions that may wait or run; more are told to try again.")
-    ] = 50_000,
-    environments: Annotated[int, typer.Option(help="Environment actors on Ray; 0: on this machine, without Ray.")] = 0,
-    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; without, a local one.")] = None,
-) -> None:
-    """Serve the sandbox over HTTP with Code Judge's API."""
-    from env.tool_call import Limits
-    from orchestration.serving import ServeOptions, read_token
-    from orchestration.serving import serve_tools as serve
-
-    options = ServeOptions(
-        host=host,
-        port=port,
-        token=read_token(token_file),
-        limits=Limits(wall_seconds=wall_seconds, memory_bytes=memory_mib << 20),
-        cores=cores,
-        most_open=most_open,
-        environments=environments,
-        ray_address=ray_address,
-    )
-    run_interruptibly(serve(options, lambda text: print(text, flush=True)))
 
 
 def main() -> None:

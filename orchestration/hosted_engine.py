@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.engine import EngineCapacity
-from actors.engines.vllm_engine import VllmEngine, VllmOptions
+from actors.engines.vllm_engine import VllmEngine
+from actors.engines.vllm_options import VllmOptions
 from actors.system.clock import RealClock
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.table import Table
 
 from env import zygotes
 from env.preflight import check_host
@@ -136,12 +139,39 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     return planned
 
 
+def show(planned: Plan, out: Console) -> None:
+    """Print what would start."""
+    table = Table(title=f"{planned.recipe}: what would start")
+    for column in ("actor", "count", "threads", "GPUs", "memory", ""):
+        table.add_column(column)
+    for need in planned.needs:
+        memory = f"{need.memory_bytes / (1 << 20):.0f} MiB"
+        table.add_row(need.actor, str(need.count), str(need.threads), f"{need.gpus:g}", memory, need.note)
+    out.print(table)
+    for stage in planned.stages:
+        out.print(f"  {stage}")
+    takes, free = planned.memory_bytes / GIB, planned.memory_available_bytes / GIB
+    out.print(f"memory: about {takes:.1f} GiB of {free:.1f} GiB free")
+    out.print(f"run folder: {planned.folder}")
+
+
 def model_shape(model: ModelSettings) -> ModelShape:
     """The shape of the model that a recipe names. Raises `RecipeError` if it is not there or not whole."""
     if model.scratch is not None:
         return _scratch_shape(model.scratch)
     assert model.path is not None, "a recipe names one model"
     return _shape_on_disk(model.path)
+
+
+def longest_sequence(model: Path) -> int:
+    """Tokens of the longest sequence that a model takes. Raises `RecipeError` if there is no model at `model`."""
+    path = model / "config.json"
+    if not path.is_file():
+        raise RecipeError(f"{model} holds no config.json; give a folder with a model in Hugging Face format")
+    config = json.loads(path.read_text())
+    if "max_position_embeddings" not in config:
+        raise RecipeError(f"{path} has no max_position_embeddings; greenroom knows no model of that kind")
+    return config["max_position_embeddings"]
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape:

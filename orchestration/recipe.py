@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from actors.engines.vllm_engine import VllmOptions
+from actors.engines.vllm_options import VllmOptions
 from actors.simulated_learner import LearnerCost
 from actors.tokenizer import PromptOptions
 from env.isolation import IsolationKind

@@ -88,9 +88,29 @@ class ChatFormat:
 
     def tool_turn(self, results: Sequence[str]) -> list[int]:
         """Ids to append after a model turn that made calls: the results, and the start of the next model turn."""
-        messages = [*self.opening_messages("?"), {"role": "assistant", "content": _MARKER}]
-        messages += [{"role": "tool", "content": text} for text in results]
-        return self._encode(self._after_marker(self.render(messages, schemas_of((PYTHON_TOOL,)), True)) + self._opening)
+        return self._encode(self._following([{"role": "tool", "content": text} for text in results]))
+
+    def user_turn(self, text: str, results: Sequence[str] = ()) -> list[int]:
+        """Ids to append after a model turn that a user answers, and the start of the next model turn.
+
+        Args:
+            results: of calls of that turn that the model has not read yet.
+
+        Raises `TemplateUnusable` if the template drops further user messages.
+        """
+        read: list[dict[str, Any]] = [{"role": "tool", "content": result} for result in results]
+        rendered = self._following([*read, {"role": "user", "content": text}])
+        if text.strip() not in rendered:
+            raise TemplateUnusable(
+                "the chat template drops or changes what a user says after the first answer; use one that renders it"
+            )
+        return self._encode(rendered)
+
+    def _following(self, messages: list[dict[str, Any]]) -> str:
+        """What stands between the end of a model turn and the next one, which has begun."""
+        before = [*self.opening_messages("?"), {"role": "assistant", "content": _MARKER}]
+        text = self.render([*before, *messages], schemas_of((PYTHON_TOOL,)), True)
+        return self._after_marker(text) + self._opening
 
     def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[Piece]:
         """A whole dialogue up to its last assistant message, cut as rollouts cut theirs.

@@ -94,6 +94,7 @@ Finish = Literal[
     "answered",  # the last turn ended without a tool call
     "length",  # the token budget ran out
     "turns",  # the turn budget ran out
+    "interrupted",  # a user stopped the last turn (in chats)
     "sandbox_failure",  # the sandbox failed on every try: the rollout is void and counted nowhere
 ]
 

@@ -11,7 +11,7 @@ Engines are asynchronous: callers `await sample(...)`, many at once. How an engi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -50,6 +50,10 @@ class SampleRequest:
     """Seed of this request's own random stream."""
     counted: CountedTokens | None = None
     """In the simulator: the whole history, in place of `ids`, which are empty then."""
+    on_tokens: Callable[[list[int], list[float]], None] | None = None
+    """Streaming: called on the event loop after each step of the engine with the request's new ids and their
+    log-probabilities, before `sample` returns; together they are the result's. It must neither block nor raise.
+    Engines that only count tokens have none to tell of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +61,7 @@ class SampleResult:
     """What was sampled."""
 
     ids: list[int]
-    """`[N]`, the stop token included if one was sampled."""
+    """`[N]`, the stop token included if one was sampled; of an aborted request what there was by then."""
     logprobs: list[float]
     """`[N]`."""
     finish: Literal["stop", "length", "aborted"]

@@ -16,37 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
+from actors.engines.vllm_options import VllmOptions
 from actors.system.clock import Clock, seconds_since
 from actors.system.kill_point import reached
-from policies.options import Options
 from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-class VllmOptions(Options):
-    """How vLLM is set up. Defaults suit a small model on a CPU."""
-
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_sequence_tokens: int = 4096
-    max_running: int = 64
-    """Sequences that may decode at once (`max_num_seqs`)."""
-    max_step_tokens: int = 2048
-    """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`). On CPU at least `kv_tokens`: vLLM
-    can't chunk the prompt of a seeded request there."""
-    kv_tokens: int | None = None
-    """Tokens of KV cache; None lets vLLM take what memory allows. Small values make scheduling matter."""
-    block_tokens: int = 32
-    """Tokens per KV block. vLLM's CPU attention wants multiples of 32."""
-    prefix_caching: bool = True
-    least_step_seconds: float = 0.0
-    """Least time from one step to the next while less than half of `max_running` sequences run.
-
-    An engine that shares its cores with sandboxes would otherwise burn them on steps of a few sequences each, and so
-    keep back the very tool results that would make its batches larger. 0 where generators have cores of their own.
-    """
 
 
 class Offload(Protocol):
@@ -60,6 +37,7 @@ class _Running:
     """A request in the engine."""
 
     future: asyncio.Future[SampleResult]
+    on_tokens: Callable[[list[int], list[float]], None] | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -132,7 +110,7 @@ class VllmEngine:
                 "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
             )
         assert request.id not in self._requests, f"request {request.id} is already in the engine"
-        running = _Running(asyncio.get_running_loop().create_future())
+        running = _Running(asyncio.get_running_loop().create_future(), request.on_tokens)
         self._requests[request.id] = running
         self._next.add.append(request)
         self._wake.set()
@@ -228,23 +206,23 @@ class VllmEngine:
             if running is None:
                 continue  # aborted meanwhile
             completion = output.outputs[0]
-            new = len(completion.token_ids) - len(running.ids)
-            self._generated += new
+            known = len(running.ids)
+            ids = list(completion.token_ids[known:])
+            logprobs = [at[token].logprob for token, at in zip(ids, completion.logprobs[known:], strict=True)]
+            self._generated += len(ids)
+            running.ids += ids
+            running.logprobs += logprobs
+            if running.on_tokens is not None and ids:
+                running.on_tokens(ids, logprobs)
             if not output.finished:
-                running.ids = list(completion.token_ids)
                 continue
-            running.ids = list(completion.token_ids)
-            running.logprobs = [
-                at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)
-            ]
             del self._requests[output.request_id]
             if not running.future.done():
                 finish = "stop" if completion.finish_reason == "stop" else "length"
                 running.future.set_result(self._result(running, finish))
 
     def _result(self, running: _Running, finish: Literal["stop", "length", "aborted"]) -> SampleResult:
-        kept = len(running.logprobs)
-        return SampleResult(ids=running.ids[:kept], logprobs=running.logprobs, finish=finish, version=self._version)
+        return SampleResult(ids=running.ids, logprobs=running.logprobs, finish=finish, version=self._version)
 
     def _check_alive(self) -> None:
         if self._failure is not None:

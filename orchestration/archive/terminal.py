@@ -21,6 +21,7 @@ from rich.text import Text
 from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
+from env.tool_call import ToolResult
 from orchestration.archive.selection import Page, page_of
 from orchestration.archive.source import Decode
 from orchestration.archive.transcript import Step, Token, transcript
@@ -140,12 +141,20 @@ def _token_table(tokens: Sequence[Token]) -> Table:
 
 def _cell(record: CallRecord) -> RenderableType:
     """A call, as a notebook shows it."""
-    call, result = record.call, record.result
-    parts: list[RenderableType] = [
-        Syntax(call.code.translate(_VISIBLE), "python", word_wrap=True, background_color="default")
-    ]
-    if call.input:
-        parts.append(plain(f"input: {call.input}", "dim"))
+    above: list[RenderableType] = [code_view(record.call.code)]
+    if record.call.input:
+        above.append(plain(f"input: {record.call.input}", "dim"))
+    return result_panel(record.result, above)
+
+
+def code_view(code: str) -> Syntax:
+    """Python in colours."""
+    return Syntax(code.translate(_VISIBLE), "python", word_wrap=True, background_color="default")
+
+
+def result_panel(result: ToolResult, above: Sequence[RenderableType] = ()) -> Panel:
+    """What came of a call, below what is to stand `above` it."""
+    parts = list(above)
     for name, stream, style in (("stdout", result.stdout, ""), ("stderr", result.stderr, "red")):
         if stream:
             parts += [Rule(name, align="left", style="dim"), plain(stream.rstrip("\n"), style)]

@@ -73,15 +73,30 @@ def span_tokens(span: Span, decode: Decode) -> tuple[Token, ...]:
 
 def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
     """What each token adds to the text; together they are the text of all, if their bytes are UTF-8."""
-    texts, begin, told = [], 0, 0
-    for index in range(len(ids)):
-        before = decode(ids[begin:told])
-        text = decode(ids[begin : index + 1])
-        waiting = index - told < _CHARACTER_BYTES - 1 and index + 1 < len(ids)
+    growing = GrowingText(decode)
+    return [growing.add(token, last=index == len(ids) - 1) for index, token in enumerate(ids)]
+
+
+class GrowingText:
+    """The text of tokens that come one by one."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._begin = self._told = 0
+
+    def add(self, token: int, *, last: bool = False) -> str:
+        """What a token adds to the text; empty if its bytes are a part of a character that is not complete yet.
+
+        Args:
+            last: no other token will follow, so that nothing is worth waiting for.
+        """
+        self._ids.append(token)
+        before = self._decode(self._ids[self._begin : self._told])
+        text = self._decode(self._ids[self._begin :])
+        waiting = len(self._ids) - self._told < _CHARACTER_BYTES and not last
         if text.endswith("\ufffd") and waiting:  # a character of which bytes are missing
-            texts.append("")
-            continue
-        texts.append(text[len(before) :])
-        told = index + 1
-        begin = max(begin, told - _CONTEXT)
-    return texts
+            return ""
+        self._told = len(self._ids)
+        self._begin = max(self._begin, self._told - _CONTEXT)
+        return text[len(before) :]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from orchestration.recipe import RecipeError
 from orchestration.run_folder import write_json
-from policies.trajectory import Record
+from policies.trajectory import Finish, Record
 
 ANSWERS_FILE, SETTINGS_FILE = "answers.jsonl", "settings.json"
 
@@ -42,7 +42,7 @@ class Answer(Record):
     extracted: str = ""
     correct: bool
     reason: str
-    finish: Literal["answered", "length", "turns", "sandbox_failure", "failed"]
+    finish: Finish | Literal["failed"]
     """As of trajectories; `failed`: it could not be played, and counts as wrong."""
     response_tokens: int
     """Of the whole response, tools included; over HTTP those that the model wrote."""

@@ -50,9 +50,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on benchmarks: avg@k, pass@k, maj@k with intervals; a table, JSON, a page with every answer."""
-    from orchestration.evaluation.local import longest_sequence
     from orchestration.evaluation.page import write_page
     from orchestration.evaluation.summary import summarise, table
+    from orchestration.preflight import longest_sequence
     from orchestration.run_folder import write_json
 
     if (model is None) == (server is None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from orchestration.cast import cast_for
 from orchestration.evaluation.answers import Answer, AnswerFile, Part
 from orchestration.evaluation.benchmarks import PROMPTS, Benchmark, Settings, Style
 from orchestration.preflight import HostUnfit, model_shape
-from orchestration.recipe import Recipe, RecipeError, validate_recipe
+from orchestration.recipe import Recipe, validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.dialogue import DialogueLimits
@@ -75,14 +74,6 @@ def check_local(recipe: Recipe) -> None:
     faults = [str(problem) for problem in check_host()]
     if faults:
         raise HostUnfit("this machine can't run models' code:\n  " + "\n  ".join(faults))
-
-
-def longest_sequence(model: Path) -> int:
-    """Tokens of the longest sequence that a model takes. Raises `RecipeError` if there is no model at `model`."""
-    path = model / "config.json"
-    if not path.is_file():
-        raise RecipeError(f"{model} holds no config.json; give a folder with a model in Hugging Face format")
-    return json.loads(path.read_text())["max_position_embeddings"]
 
 
 async def play_locally(

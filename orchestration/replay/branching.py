@@ -17,7 +17,7 @@ from actors.system.actor import seed_for
 from actors.tokenizer import load_chat_format
 from actors.verification import Verifier
 from env.interpreters import Interpreters
-from orchestration.cast import QUIET_ENGINE
+from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.hosted_engine import hosted_engine
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.replay.recorded_run import RecordedRun

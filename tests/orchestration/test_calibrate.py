@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.vllm_engine import VllmOptions
+from actors.engines.vllm_options import VllmOptions
 from orchestration.calibrate import DECODED, Experiment, calibrate, load_calibration, mixtures, plan, work_of
-from orchestration.cast import QUIET_ENGINE
+from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.recipe import ModelSettings, ScratchModel
 from orchestration.tiny_model import write_scratch_model
 from policies.batching_records import BatchingLimits

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.engines.vllm_engine import VllmEngine, VllmOptions
+from actors.engines.vllm_engine import VllmEngine
+from actors.engines.vllm_options import VllmOptions
 from actors.system.clock import RealClock
-from orchestration.cast import QUIET_ENGINE
+from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.recipe import ModelSettings, ScratchModel
 from orchestration.tiny_model import write_scratch_model
 

@@ -1,0 +1,30 @@
+"""How vLLM is set up. Free of vLLM: recipes hold these options."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from policies.options import Options
+
+
+class VllmOptions(Options):
+    """How vLLM is set up. Defaults suit a small model on a CPU."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_sequence_tokens: int = 4096
+    max_running: int = 64
+    """Sequences that may decode at once (`max_num_seqs`)."""
+    max_step_tokens: int = 2048
+    """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`). On CPU at least `kv_tokens`: vLLM
+    can't chunk the prompt of a seeded request there."""
+    kv_tokens: int | None = None
+    """Tokens of KV cache; None lets vLLM take what memory allows. Small values make scheduling matter."""
+    block_tokens: int = 32
+    """Tokens per KV block. vLLM's CPU attention wants multiples of 32."""
+    prefix_caching: bool = True
+    least_step_seconds: float = 0.0
+    """Least time from one step to the next while less than half of `max_running` sequences run.
+
+    An engine that shares its cores with sandboxes would otherwise burn them on steps of a few sequences each, and so
+    keep back the very tool results that would make its batches larger. 0 where generators have cores of their own.
+    """

@@ -1,0 +1,1 @@
+"""A chat with a model that can run code, on a terminal."""
