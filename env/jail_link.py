@@ -32,7 +32,7 @@ class Said:
 
 
 class Link:
-    """Our end of a SOCK_SEQPACKET pair; every packet goes to `hear`, the end of the other side to `lose`."""
+    """Our end of a SOCK_SEQPACKET pair; every packet goes to `hear`, the end of the other side to `lose`, once."""
 
     def __init__(self, hear: Callable[[Said], None], lose: Callable[[str], None]) -> None:
         self._hear, self._lose = hear, lose
@@ -56,7 +56,7 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(str(error))
+            self._end(str(error))
             return
         pid = uid = -1
         descriptors: tuple[int, ...] = ()
@@ -65,13 +65,18 @@ class Link:
                 pid, uid, _ = _CREDENTIALS.unpack(content)
             else:
                 descriptors = tuple(memoryview(content).cast("i"))
-        if not data:
-            self._lose("it closed its link")
+        if not data and not ancillary:  # an empty packet tells who sent it; the end does not
+            self._end("it closed its link")
             return
         word, _, rest = data.decode("ascii", "replace").partition(" ")
         words = rest.split()
         numbers = tuple(map(int, words)) if all(w.lstrip("-").isdecimal() for w in words) else ()
         self._hear(Said(word, numbers, rest, pid, uid, descriptors))
+
+    def _end(self, why: str) -> None:
+        """There is nothing more to come; the loop would tell of that for ever."""
+        self._loop.remove_reader(self._ours)
+        self._lose(why)
 
     def turn_to(self, hear: Callable[[Said], None]) -> None:
         """From now on somebody else is told."""

@@ -18,17 +18,13 @@ import time
 from pathlib import Path
 
 from env import cgroups, jail, runner
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, hurry_nsjail, kill, reap, send
 from env.launch import Lane
 from env.staging import spawn
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
 
-STARTS_WITHIN_S = 30.0
-"""A jail that has not started its program by then is our failure (the machine may be very busy)."""
-_ENDS_WITHIN_S = 2.0
-"""How long a jail that was killed may take before nsjail itself is killed."""
-_NUDGE_S = 0.05
 _LOG_BYTES = 8 << 10
 
 
@@ -127,7 +123,7 @@ class JailedProcess:
 
         Its end shows in its end of the status pipe, which nobody else has.
         """
-        deadline = time.monotonic() + _ENDS_WITHIN_S
+        deadline = time.monotonic() + ENDS_WITHIN_S
         status.drain()
         while not status.closed and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -148,10 +144,8 @@ class JailedProcess:
     def _on_readable(self, stream: Stream, is_status: bool) -> None:
         if not stream.read():
             asyncio.get_running_loop().remove_reader(stream.reader)
-            if is_status:  # init is gone; nsjail sometimes sleeps through that for up to a second
-                self._timers.append(
-                    asyncio.get_running_loop().call_later(_NUDGE_S, self._signal_nsjail, signal.SIGCHLD)
-                )
+            if is_status:  # init is gone
+                self._timers += hurry_nsjail(self._pidfd)
         elif is_status:
             self._read_status(stream)
         elif stream.truncated:
@@ -181,19 +175,10 @@ class JailedProcess:
             return
         children = cgroups.children_of(self._pid)
         for child in children:  # init: the kernel ends its namespace with it, and nsjail ends by itself
-            _kill_quietly(child)
+            kill(child)
         if not children:
-            self._signal_nsjail(signal.SIGKILL)
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(_NUDGE_S, self._signal_nsjail, signal.SIGCHLD))
-        self._timers.append(loop.call_later(_ENDS_WITHIN_S, self._signal_nsjail, signal.SIGKILL))
-
-    def _signal_nsjail(self, number: int) -> None:
-        if not self._exited.is_set():
-            try:
-                signal.pidfd_send_signal(self._pidfd, number)
-            except ProcessLookupError:
-                pass
+            send(self._pidfd, signal.SIGKILL)
+        self._timers += hurry_nsjail(self._pidfd)
 
     def _conclude(self, out: Stream, err: Stream, log: Stream) -> Ended:
         cpu_seconds, peak = self._reap()
@@ -225,15 +210,5 @@ class JailedProcess:
         """
         largest = self._ended[2] * 1024 if self._ended else 0
         self._reaped = True
-        try:
-            _, _, usage = os.wait4(self._pid, 0)
-        except ChildProcessError:
-            return 0.0, largest  # somebody ignores SIGCHLD in this process: the kernel has reaped it
-        return usage.ru_utime + usage.ru_stime, largest
-
-
-def _kill_quietly(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        usage = reap(self._pid)
+        return (usage.ru_utime + usage.ru_stime if usage is not None else 0.0), largest

@@ -12,15 +12,14 @@ import signal
 from env import cgroups, jail
 from env.image import Image
 from env.jail_link import Link
+from env.jail_processes import ended, hurry_nsjail, kill, reap, send
 from env.jailed_process import runner_descriptor
 from env.launch import Lane, Nsjail
-from env.session_room import Room, ended, server_program
+from env.session_room import Room, server_program
 from env.staging import Staging, spawn
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 
-_ENDS_WITHIN_S = 2.0
-_NUDGE_S = 0.05
 _LOG_BYTES = 8 << 10
 KEEPER = 1
 """As in `env.session_zygotes`."""
@@ -83,13 +82,10 @@ class _JailRoom:
 
     def kill(self) -> None:
         if self.init_pidfd >= 0:
-            _signal(self.init_pidfd, signal.SIGKILL)
+            send(self.init_pidfd, signal.SIGKILL)
             return
         for child in cgroups.children_of(self._pid) if self._pid else ():
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill(child)
 
     async def end(self) -> str:
         try:
@@ -105,12 +101,8 @@ class _JailRoom:
             self._rooms.take_back(self._lane)
 
     async def _end_nsjail(self) -> None:
-        loop = asyncio.get_running_loop()
         self.kill()
-        timers = (
-            loop.call_later(_NUDGE_S, _signal, self._pidfd, signal.SIGCHLD),  # it sometimes sleeps on
-            loop.call_later(_ENDS_WITHIN_S, _signal, self._pidfd, signal.SIGKILL),
-        )
+        timers = hurry_nsjail(self._pidfd)
         try:
             await ended(self._pidfd)
             if self.init_pidfd >= 0:  # longer than nsjail, if somebody killed that
@@ -118,21 +110,7 @@ class _JailRoom:
         finally:
             for timer in timers:
                 timer.cancel()
-            _reap(self._pid)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # somebody ignores SIGCHLD in this process: the kernel has reaped it
-
-
-def _signal(pidfd: int, number: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
+            reap(self._pid)
 
 
 class JailRooms:

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable
 
 from env.jail_link import Link, Said
+from env.jail_processes import STARTS_WITHIN_S, is_ending
 from env.session_room import Room, Rooms, resident_bytes, signal_all
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended
-from env.zygote_jail import STARTS_WITHIN_S, set_out_of_memory_score
+from env.zygote_jail import set_out_of_memory_score
 
 _TELLS_WITHIN_S = 0.5
 """After a session's process has ended, its keeper tells how."""
@@ -213,7 +214,8 @@ class SessionProcess:
             self._watch_worker()
             self._tell()
         elif said.word == "ended" and said.pid == self._keeper and len(said.numbers) == 1:
-            self._wait_status = said.numbers[0]
+            if said.numbers[0] != signal.SIGKILL or not self._room_is_ending():
+                self._wait_status = said.numbers[0]
             self._lose()
         elif said.word == "done" and self._is_answer(said):
             self._done = said.numbers[1:]
@@ -245,9 +247,13 @@ class SessionProcess:
         self._timers.append(asyncio.get_running_loop().call_later(_TELLS_WITHIN_S, self._lose_untold))
 
     def _lose_untold(self) -> None:
-        if self._wait_status is None and not self._over:
+        if self._wait_status is None and not self._over and not self._room_is_ending():
             self._wait_status = signal.SIGKILL  # its own doing: the room is there still, and nobody told
             self._lose()
+
+    def _room_is_ending(self) -> bool:
+        """Whether others have killed init: then `_room_gone` follows, however long a busy machine takes."""
+        return self._room is not None and self._room.init_pidfd >= 0 and is_ending(self._room.init_pidfd)
 
     def _room_gone(self) -> None:
         """Init has ended and it was not us: others killed the room, or memory ran out."""

@@ -5,7 +5,6 @@ Invariant: a room is gone when its init is: the kernel ends everything else in i
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import marshal
 import os
@@ -16,6 +15,7 @@ from typing import Protocol
 from env import runner, session_server
 from env.cgroups import Slot
 from env.jail_link import Link
+from env.jail_processes import kill
 from env.streams import Stream
 from env.tool_call import Limits
 
@@ -77,17 +77,6 @@ def server_program(*, detach: bool) -> bytes:
     ) % (marshal.dumps(codes), detach)
 
 
-async def ended(pidfd: int) -> None:
-    """Wait until a process has ended."""
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(pidfd, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(pidfd)
-
-
 def below(pid: int) -> list[int]:
     """All that a process has started, and what those have; without what comes or goes while we look."""
     found: list[int] = []
@@ -109,10 +98,7 @@ def signal_all(init: int, number: signal.Signals) -> None:
     reached: set[int] = set()
     while fresh := set(below(init)) - reached:
         for pid in fresh:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+            kill(pid, number)
         reached |= fresh
 
 

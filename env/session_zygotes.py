@@ -14,17 +14,17 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from env import cgroups
 from env.image import Image
 from env.jail import address_space_bytes, file_size_bytes, inodes
 from env.jail_link import Link, Said
-from env.session_room import Room, ended, server_program
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, ended, pid_of, send
+from env.session_room import Room, server_program
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.zygote_call import lacks_protection
-from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, JailFailed, Zygote, ZygoteJail
+from env.zygote_jail import JailFailed, Zygote, ZygoteJail
 from env.zygotes import Zygotes
 
 RECYCLE_AFTER = 2000
@@ -54,8 +54,7 @@ class _ZygoteRoom:
 
     def pid(self) -> int:
         """Of init; -1 when the warden has reaped it, and nothing of the room is left."""
-        fields = Path(f"/proc/self/fdinfo/{self.init_pidfd}").read_text().split()
-        return int(fields[fields.index("Pid:") + 1])
+        return pid_of(self.init_pidfd)
 
     def admit(self, pid: int) -> None:
         if self.slot is not None:
@@ -72,10 +71,7 @@ class _ZygoteRoom:
             self.slot.prepare(self._limits, our_processes=KEEPER)
 
     def kill(self) -> None:
-        try:
-            signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        send(self.init_pidfd, signal.SIGKILL)
 
     async def end(self) -> str:
         self.kill()

@@ -15,19 +15,18 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from env import cgroups
 from env.jail import address_space_bytes, file_size_bytes, inodes
+from env.jail_link import Said
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
-from env.zygote_jail import ENDS_WITHIN_S, STARTS_WITHIN_S, Said, Zygote, ZygoteJail, set_out_of_memory_score
+from env.zygote_jail import Zygote, ZygoteJail, set_out_of_memory_score
 
 _FILTERED = 2
 """SECCOMP_MODE_FILTER."""
-_PF_EXITING = 0x4
-"""Of the flags in /proc/PID/stat (include/linux/sched.h)."""
 
 
 @dataclass
@@ -124,7 +123,7 @@ class ZygoteCall:
         elif said.word == "ended" and len(said.numbers) == 4 and self._asked and self._ended is None:
             self._ended = said
             if os.WIFSIGNALED(said.numbers[0]) and os.WTERMSIG(said.numbers[0]) == signal.SIGKILL and not self._cause:
-                self._lost_init = _is_ending(self._init)
+                self._lost_init = is_ending(self._init)
             self._end_room()
             self._finish()
         elif said.word == "failed" and self._asked and self._ended is None:
@@ -201,10 +200,7 @@ class ZygoteCall:
     def _end_room(self) -> None:
         """Kill its init: the kernel ends the rest with it."""
         if self._init >= 0:
-            try:
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            send(self._init, signal.SIGKILL)
 
     def _conclude(self) -> Ended:
         ended_ns = self._ended.numbers[1] if self._ended else time.monotonic_ns()
@@ -253,14 +249,3 @@ def lacks_protection(started: Said, user: int, outside: int) -> str:
     if pid != 1 and seccomp == _FILTERED and no_new_privileges == 1 and capabilities == 0 and (own_user or not user):
         return ""
     return f"a program said of its protections: {started.text}, sent by user {started.uid}"
-
-
-def _is_ending(pidfd: int) -> bool:
-    """Whether a process is on its way out: an init says nothing more, but waits until its namespace is empty."""
-    fields = Path(f"/proc/self/fdinfo/{pidfd}").read_text().split()
-    pid = fields[fields.index("Pid:") + 1]
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)

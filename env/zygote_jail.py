@@ -20,6 +20,7 @@ from typing import Protocol
 from env import cgroups, jail, zygote
 from env.huge_pages import use_huge_pages
 from env.jail_link import Link, Said
+from env.jail_processes import STARTS_WITHIN_S, hurry_nsjail, reap, send
 from env.launch import Lane, Nsjail
 from env.staging import spawn
 from env.streams import Stream
@@ -28,10 +29,6 @@ from env.zygote_bundle import bundle, nothing
 
 logger = logging.getLogger(__name__)
 
-STARTS_WITHIN_S = 30.0
-"""A jail or zygote that is not ready by then has failed (the machine may be very busy)."""
-ENDS_WITHIN_S = 2.0
-_NUDGE_S = 0.05
 _LOG_BYTES = 8 << 10
 _PROTECTED = -900
 """oom_score_adj of warden and zygotes: a call that is out of memory must not cost the next ones their zygote."""
@@ -235,13 +232,9 @@ class ZygoteJail:
             self._growing.set_exception(JailFailed(f"the jail ended: {self.words()}"))
         if self._ended.is_set() or self._pidfd < 0:
             return
-        if self._warden_pidfd >= 0:  # process 1 of the jail: the kernel ends all others with it
-            _signal(self._warden_pidfd, signal.SIGKILL)
-        else:
-            _signal(self._pidfd, signal.SIGKILL)
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(_NUDGE_S, _signal, self._pidfd, signal.SIGCHLD))  # it sometimes sleeps on
-        self._timers.append(loop.call_later(ENDS_WITHIN_S, _signal, self._pidfd, signal.SIGKILL))
+        # the warden is process 1 of the jail: the kernel ends all others with it
+        send(self._warden_pidfd if self._warden_pidfd >= 0 else self._pidfd, signal.SIGKILL)
+        self._timers += hurry_nsjail(self._pidfd)
 
     def _on_exit(self) -> None:
         """nsjail has ended. If somebody killed it, what is in the jail may still be there."""
@@ -268,10 +261,7 @@ class ZygoteJail:
 
     def _reap(self) -> None:
         if self._pid:
-            try:
-                os.waitpid(self._pid, 0)
-            except ChildProcessError:
-                pass  # somebody ignores SIGCHLD in this process: the kernel has reaped it
+            reap(self._pid)
             self._pid = 0
 
     async def end(self) -> None:
@@ -291,7 +281,7 @@ class ZygoteJail:
             loop.remove_reader(self._pidfd)
             for descriptor in (self._warden_pidfd, self._pidfd):
                 if descriptor >= 0:
-                    _signal(descriptor, signal.SIGKILL)
+                    send(descriptor, signal.SIGKILL)
             self._reap()
         self._ended.set()
         self._close()
@@ -338,10 +328,3 @@ def set_out_of_memory_score(pid: int, score: int) -> None:
             file.write(b"%d" % score)
     except OSError:
         pass  # a call out of memory may then cost its zygote, which is replaced
-
-
-def _signal(pidfd: int, number: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
