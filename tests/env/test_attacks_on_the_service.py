@@ -35,16 +35,23 @@ def test_a_call_that_brings_files_is_refused(number: int):
         ToolCall.model_validate({"id": "1", "code": "1", "files": {"../x": "climbs"}})
 
 
-NAMES_ITSELF = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'to-be-hit'); "
-"""PR_SET_NAME, by which the process is found."""
+WAITS = """
+import ctypes, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+ctypes.CDLL(None).prctl(15, b'to-be-hit')  # PR_SET_NAME, by which the process is found
+signal.sigwait([signal.SIGUSR1])
+print(7)
+"""
 
 
-def is_running() -> bool:
+def waiting() -> set[int]:
+    """Processes that wait for SIGUSR1."""
+    found: set[int] = set()
     for process in sandbox_processes():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{process.pid}/comm").read_text() == "to-be-hit\n":
-                return True
-    return False
+                found.add(process.pid)
+    return found
 
 
 @TOOLS
@@ -55,11 +62,13 @@ async def test_a_call_whose_sandbox_is_killed_gets_one_answer(isolation: Isolati
     scheduler = CallScheduler(pool, cores=1, workers=1)
     try:
         assert (await scheduler.run(call("first", "x = 1", tool))).status == "success"
-        answer = asyncio.ensure_future(scheduler.run(call("hit", NAMES_ITSELF + "time.sleep(0.6); print(7)", tool)))
-        await until(is_running)
+        answer = asyncio.ensure_future(scheduler.run(call("hit", WAITS, tool)))
+        hit = await until(waiting)
         for pid in {each.pid for each in sandbox_processes() if each.role == role} - before:
             with contextlib.suppress(ProcessLookupError):  # one above it has taken it along
                 os.kill(pid, signal.SIGKILL)
+        (again,) = await until(lambda: waiting() - hit)
+        os.kill(again, signal.SIGUSR1)
         result = await answer
         assert (result.id, result.status, result.stdout) == ("hit", "success", "7\n")
         assert scheduler.retried >= 1
