@@ -7,13 +7,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from actors.balancer import BalancerActor
+from actors.director import DirectorActor
 from actors.environment import EnvironmentActor
 from actors.environment_pool import EnvironmentPool
-from actors.messages import DescribeEnvironment, EndSessionsOf, EnvironmentStatus
-from actors.system.actor import ActorRef
+from actors.messages import AwaitEnd, DescribeEnvironment, EndSessionsOf, EnvironmentStatus
+from actors.supervision import Watched
+from actors.system.actor import ActorRef, handles
+from actors.tokenizer import PromptOptions
 from env.host_state import sandbox_processes
 from env.sessions import SessionOptions
 from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
+from policies.balancing import BalancerOptions
 from tests.support.in_process_stage import InProcessStage
 
 
@@ -143,7 +148,54 @@ async def test_a_session_moves_to_another_environment_when_its_own_is_lost(servi
         await dying.stop()
 
 
-async def test_sessions_of_a_rollout_actor_that_died_are_ended_and_no_others(service: Service):
+class Caller(Watched):
+    """Has cells run, as a rollout actor does; watched by the director."""
+
+    def __init__(self, environments: list[ActorRef]) -> None:
+        self._refs, self.death_seen = environments, asyncio.Event()
+
+    async def start(self) -> None:
+        self.cell = Trajectory(EnvironmentPool(self.port, self._refs), self.port.fresh_id())
+
+    @handles(AwaitEnd)
+    async def on_await_end(self, _: AwaitEnd) -> None:
+        await self.death_seen.wait()
+
+
+async def test_the_director_ends_the_sessions_of_a_rollout_actor_that_died_and_no_others(service: Service):
+    stage = service.stage
+    await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
+    dies, lives = Caller(service.refs), Caller(service.refs)
+    rollouts = [await stage.host("rollout-0", dies), await stage.host("rollout-1", lives)]
+    away = [ActorRef(name) for name in ("learner", "archive")]  # nothing is asked of them here
+    director = DirectorActor(
+        model=None,
+        prompt=PromptOptions(),
+        run_seed=0,
+        learner=away[0],
+        balancer=ActorRef("balancer"),
+        archive=away[1],
+        generators=[],
+        environments=service.refs,
+        rollouts=rollouts,
+        checkpoints="",
+    )
+    await stage.host("director", director)
+    for each in (dies, lives):
+        await each.cell("x = 1")
+    await service.until_live(0, 2)  # where a pool of its own begins
+    stage.lose("rollout-0")
+    successor = Caller(service.refs)
+    await stage.host("rollout-0", successor, incarnation=1)
+    await successor.cell("x = 2")
+    await service.until_live(0, 3)
+    dies.death_seen.set()
+    await service.until_live(0, 2)
+    kept = [await each.cell("x") for each in (lives, successor)]
+    assert [(result.stdout, result.restarted) for result in kept] == [("1\n", False), ("2\n", False)]
+
+
+async def test_sessions_of_an_owner_are_ended_and_no_others(service: Service):
     cell = Trajectory(service.pool(), "a")
     await cell("x = 1")
     for ref in service.refs:
