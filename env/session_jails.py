@@ -15,14 +15,12 @@ from env.jail_link import Link
 from env.jail_processes import ended, hurry_nsjail, kill, reap, send
 from env.jailed_process import runner_descriptor
 from env.launch import Lane, Nsjail
-from env.session_room import Room, server_program
-from env.staging import Staging, spawn
+from env.session_room import KEEPER, Room, server_program
+from env.staging import Staging
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 
 _LOG_BYTES = 8 << 10
-KEEPER = 1
-"""As in `env.session_zygotes`."""
 
 
 class _JailRoom:
@@ -63,10 +61,7 @@ class _JailRoom:
     def _launch(self, theirs: dict[int, int]) -> None:
         """Runs in the lane's thread."""
         self.begin_cell()
-        self._pid = spawn([self._rooms.nsjail.path, "--config", f"/proc/self/fd/{jail.CONFIG}"], theirs)
-        self._pidfd = os.pidfd_open(self._pid)
-        if self.slot is not None:
-            self.slot.add(self._pid)
+        self._pid, self._pidfd = self._lane.launch(self._rooms.nsjail.path, theirs)
         os.write(self._control_writer, b"!")
 
     def admit(self, pid: int) -> None:

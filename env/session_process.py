@@ -104,7 +104,7 @@ class SessionProcess:
         loop = asyncio.get_running_loop()
         for stream in (self._out, self._err):
             stream.restart(limits.output_bytes)
-            loop.add_reader(stream.reader, self._on_readable, stream)
+            stream.watch(self._flooded)
         descriptor = sealed("code", code)
         started_ns = time.monotonic_ns()
         self._timers.append(loop.call_later(limits.wall_seconds, self._kill, "timeout"))
@@ -122,7 +122,7 @@ class SessionProcess:
             os.close(descriptor)
             self._cancel_timers()
             for stream in (self._out, self._err):
-                loop.remove_reader(stream.reader)
+                stream.unwatch()
         wall = (time.monotonic_ns() - started_ns) / 1e9
         for stream in (self._out, self._err):
             stream.drain()
@@ -272,12 +272,8 @@ class SessionProcess:
         else:
             self._on_end()
 
-    def _on_readable(self, stream: Stream) -> None:
-        if not stream.read():
-            asyncio.get_running_loop().remove_reader(stream.reader)
-        elif stream.truncated:
-            asyncio.get_running_loop().remove_reader(stream.reader)
-            self._kill("output_limit")
+    def _flooded(self) -> None:
+        self._kill("output_limit")
 
     def _kill(self, cause: Cause) -> None:
         """End everything of the session. The first cause is the one that counts."""

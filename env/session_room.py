@@ -14,10 +14,14 @@ from typing import Protocol
 
 from env import runner, session_server
 from env.cgroups import Slot
+from env.jail import compiled
 from env.jail_link import Link
 from env.jail_processes import kill
 from env.streams import Stream
 from env.tool_call import Limits
+
+KEEPER = 1
+"""Processes of a room, besides init, that are not the session's: see `env.session_server`."""
 
 
 class Room(Protocol):
@@ -66,10 +70,7 @@ class Rooms(Protocol):
 @functools.cache
 def server_program(*, detach: bool) -> bytes:
     """A program that turns its process into a session's: `env.session_server`, and what that imports."""
-    codes = [
-        compile(Path(str(module.__file__)).read_text(), f"<greenroom {name}>", "exec", dont_inherit=True, optimize=2)
-        for name, module in (("runner", runner), ("session", session_server))
-    ]
+    codes = [compiled(runner), compiled(session_server)]
     return (
         b"import marshal,sys;r,s=marshal.loads(%r);n=type(sys);p=n('env');m=p.runner=n('env.runner');"
         b"exec(r,m.__dict__);sys.modules.update({'env':p,'env.runner':m});q=n('env.session_server');"

@@ -3,7 +3,7 @@
 Invariants:
 - the jail's rooms are made one after the other, and live side by side, each with a user and a cgroup of its own;
 - when the jail ends, all of its rooms do, and each tells its own session;
-- the jail is replaced after many sessions, at a moment when there is none.
+- the jail is replaced after `recycle_after` sessions, at a moment when there is none.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ from collections.abc import Sequence
 
 from env import cgroups
 from env.image import Image
-from env.jail import address_space_bytes, file_size_bytes, inodes
 from env.jail_link import Link, Said
 from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, ended, pid_of, send
-from env.session_room import Room, server_program
+from env.session_room import KEEPER, Room, server_program
 from env.streams import Stream, sealed
 from env.tool_call import Limits
+from env.user_ids import BLOCKS
 from env.zygote_call import lacks_protection
 from env.zygote_jail import JailFailed, Zygote, ZygoteJail
 from env.zygotes import Zygotes
-
-RECYCLE_AFTER = 2000
-"""Sessions."""
-KEEPER = 1
-"""Processes of a room, besides init, that are not the session's: see `env.session_server`."""
 
 
 class _ZygoteRoom:
@@ -90,9 +85,10 @@ class _ZygoteRoom:
 class ZygoteRooms:
     """See `env.session_room.Rooms`."""
 
-    def __init__(self, image: Image, run_id: str, libraries: Sequence[str]) -> None:
+    def __init__(self, image: Image, run_id: str, libraries: Sequence[str], recycle_after: int) -> None:
         """`libraries` as in `env.zygotes.Zygotes`. Raises `OSError` if the root can't be staged or cgroups be made."""
-        self._zygotes = Zygotes(image, 1, run_id, libraries, recycle_after=sys.maxsize)
+        self._recycle_after = recycle_after
+        self._zygotes = Zygotes(image, 1, run_id, libraries, recycle_after=sys.maxsize, first_block=BLOCKS - 1)
         self._hierarchy, self._run_id = cgroups.find_hierarchy(), run_id
         self._slots: list[cgroups.Slot] = []
         """Made and not in use."""
@@ -122,7 +118,7 @@ class ZygoteRooms:
                 link.theirs.close()
 
     async def _jail_for(self, named: bytes) -> tuple[ZygoteJail, Zygote]:
-        if self._made >= RECYCLE_AFTER and not self._open:
+        if self._made >= self._recycle_after and not self._open:
             await self._zygotes.end_all()
             self._made = 0
         return await self._zygotes.ready(0, named)
@@ -131,14 +127,17 @@ class ZygoteRooms:
         self, jail: ZygoteJail, zygote: Zygote, limits: Limits, link: Link, out: Stream, err: Stream
     ) -> Room:
         self._made += 1
-        jail.calls += 1
-        jail.ask_for_room(limits.scratch_bytes, inodes(limits))
+        jail.ask_for_room(limits)
         (pidfd,) = (await self._hear(jail, "room")).descriptors
+        slot: cgroups.Slot | None = None
         try:
-            room = _ZygoteRoom(self, jail, pidfd, self._free_user(jail), self._free_slot(), limits)
+            slot = self._free_slot()
+            room = _ZygoteRoom(self, jail, pidfd, self._free_user(jail), slot, limits)
         except OSError:
             os.close(pidfd)
             jail.kill()
+            if slot is not None:
+                self._slots.append(slot)
             raise
         self._open.add(room)
         try:
@@ -160,13 +159,10 @@ class ZygoteRooms:
         out: Stream,
         err: Stream,
     ) -> None:
-        has_cgroup = room.slot is not None
-        address_space = address_space_bytes(limits, has_cgroup) + zygote.address_space
-        processes = 0 if has_cgroup else limits.processes + 1 + KEEPER
-        request = b"run %d %d %d %d" % (room.user, address_space, file_size_bytes(limits), processes)
         code = sealed("code", server_program(detach=True))
         try:
-            jail.ask_for_program(zygote, request, [pidfd, code, out.writer, err.writer, link.theirs.fileno()])
+            descriptors = [pidfd, code, out.writer, err.writer, link.theirs.fileno()]
+            jail.ask_for_program(zygote, room.user, limits, descriptors, our_processes=1 + KEEPER)
         finally:
             os.close(code)
         problem = lacks_protection(await self._hear(jail, "started"), room.user, jail.ids.outside)

@@ -7,8 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+from collections.abc import Callable
 
 _CHUNK = 1 << 16
 
@@ -56,6 +58,20 @@ class Stream:
         self.kept += chunk[:room]
         self.truncated = self.truncated or len(chunk) > room
         return True
+
+    def watch(self, flooded: Callable[[], None]) -> None:
+        """Take what comes, as it comes; `flooded` is called, once, when that is more than the cap."""
+        asyncio.get_running_loop().add_reader(self.reader, self._on_readable, flooded)
+
+    def _on_readable(self, flooded: Callable[[], None]) -> None:
+        if not self.read():
+            self.unwatch()
+        elif self.truncated:
+            self.unwatch()
+            flooded()
+
+    def unwatch(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.reader)
 
     def drain(self) -> None:
         """Take what is left after the jail's end, but no more than shows whether the cap was passed."""

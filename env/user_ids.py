@@ -12,6 +12,8 @@ from pathlib import Path
 NOBODY = 65534
 BLOCK = 1024
 """Ids of one jail: 0 for its zygotes, the rest for calls, in turn."""
+BLOCKS = 64
+"""Of one process, as long as its jails are no more than that; the last is for the jail of its sessions."""
 _WINDOW = range(1 << 29, 3 << 29)
 """Where a host with all ids has neither people, nor services, nor (usually) containers."""
 
@@ -39,7 +41,7 @@ def block_for(
     blocks = (stop - start) // BLOCK
     if blocks < 1:
         return UserIds(NOBODY, 1)
-    return UserIds(start + (os.getpid() * 64 + number) % blocks * BLOCK, BLOCK)
+    return UserIds(start + (os.getpid() * BLOCKS + number) % blocks * BLOCK, BLOCK)
 
 
 def _free_range(path: Path) -> range:

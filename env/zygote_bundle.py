@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import marshal
 import os
-from pathlib import Path
-from types import CodeType, ModuleType
 
 from env import forked_heap, preload, runner, seccomp, warden, zygote
+from env.jail import compiled
 from env.streams import sealed
 
 
@@ -21,9 +20,7 @@ def nothing() -> int:
 @functools.cache
 def bundle() -> int:
     """What the jail's processes run, marshalled, in sealed memory; open for the life of this process."""
-    codes = {
-        module.__name__.removeprefix("env."): _compiled(module) for module in (forked_heap, runner, warden, zygote)
-    }
+    codes = {module.__name__.removeprefix("env."): compiled(module) for module in (forked_heap, runner, warden, zygote)}
     settings = {
         "filter": seccomp.bpf(),
         "lowest_for_setns": seccomp.LOWEST_FOR_SETNS,
@@ -31,8 +28,3 @@ def bundle() -> int:
         "warm_ups": preload.WARM_UPS,
     }
     return sealed("zygote", marshal.dumps((codes, settings)))
-
-
-def _compiled(module: ModuleType) -> CodeType:
-    text = Path(str(module.__file__)).read_text()
-    return compile(text, f"<greenroom {module.__name__}>", "exec", dont_inherit=True, optimize=2)

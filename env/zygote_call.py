@@ -17,7 +17,6 @@ import time
 from dataclasses import dataclass
 
 from env import cgroups
-from env.jail import address_space_bytes, file_size_bytes, inodes
 from env.jail_link import Said
 from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send
 from env.streams import Stream, sealed
@@ -91,7 +90,7 @@ class ZygoteCall:
         try:
             if self._slot is not None:
                 self._slot.prepare(self._limits, our_processes=len(jail.zygotes))
-            jail.ask_for_room(self._limits.scratch_bytes, inodes(self._limits))
+            jail.ask_for_room(self._limits)
             self._timers.append(self._loop.call_later(STARTS_WITHIN_S, self._kill, "start"))
             await self._over
         except asyncio.CancelledError:  # the event loop is being torn down: no more waiting on it
@@ -102,7 +101,7 @@ class ZygoteCall:
             for timer in self._timers:
                 timer.cancel()
             for stream in (self._out, self._err):
-                self._loop.remove_reader(stream.reader)
+                stream.unwatch()
                 stream.drain()
                 stream.close()
             if self._init >= 0:
@@ -146,10 +145,6 @@ class ZygoteCall:
             self._over.set_result(None)
 
     def _start_program(self) -> None:
-        limits, zygote = self._limits, self._zygote
-        address_space = address_space_bytes(limits, self._slot is not None) + zygote.address_space
-        processes = 0 if self._slot is not None else limits.processes
-        request = b"run %d %d %d %d" % (self._user, address_space, file_size_bytes(limits), processes)
         given: list[int] = []
         try:
             given.append(sealed("code", self._code))
@@ -157,7 +152,8 @@ class ZygoteCall:
                 given.append(sealed("input", self._stdin))
             code, *stdin = given
             self._asked = True
-            self._jail.ask_for_program(zygote, request, [self._init, code, self._out.writer, self._err.writer, *stdin])
+            descriptors = [self._init, code, self._out.writer, self._err.writer, *stdin]
+            self._jail.ask_for_program(self._zygote, self._user, self._limits, descriptors)
         except OSError as error:
             self._asked, self._failure = False, str(error)
             self._end_room()
@@ -166,7 +162,7 @@ class ZygoteCall:
                 os.close(descriptor)
         for stream in (self._out, self._err):
             stream.close_writer()
-            self._loop.add_reader(stream.reader, self._on_readable, stream)
+            stream.watch(self._flooded)
 
     def _on_started(self, said: Said) -> None:
         self._started = said
@@ -182,12 +178,8 @@ class ZygoteCall:
         self._timers[0].cancel()
         self._timers.append(self._loop.call_later(max(0.0, left), self._kill, "timeout"))
 
-    def _on_readable(self, stream: Stream) -> None:
-        if not stream.read():
-            self._loop.remove_reader(stream.reader)
-        elif stream.truncated:
-            self._loop.remove_reader(stream.reader)
-            self._kill("output_limit")
+    def _flooded(self) -> None:
+        self._kill("output_limit")
 
     def _kill(self, cause: Cause) -> None:
         """End everything of this call. The first cause is the one that counts."""

@@ -22,8 +22,8 @@ from env.huge_pages import use_huge_pages
 from env.jail_link import Link, Said
 from env.jail_processes import STARTS_WITHIN_S, hurry_nsjail, reap, send
 from env.launch import Lane, Nsjail
-from env.staging import spawn
 from env.streams import Stream
+from env.tool_call import Limits
 from env.user_ids import UserIds
 from env.zygote_bundle import bundle, nothing
 
@@ -113,11 +113,7 @@ class ZygoteJail:
             raise
 
     def _launch(self, theirs: dict[int, int]) -> None:
-        command = [self._nsjail.path, "--config", f"/proc/self/fd/{jail.CONFIG}"]
-        self._pid = spawn(command, theirs)
-        self._pidfd = os.pidfd_open(self._pid)
-        if self._lane.cgroup is not None:
-            self._lane.cgroup.add(self._pid)
+        self._pid, self._pidfd = self._lane.launch(self._nsjail.path, theirs)
 
     async def grow(self, libraries: tuple[str, ...]) -> None:
         """Fork the zygote that has all but the last of `libraries`, and let the new one import that too.
@@ -203,13 +199,23 @@ class ZygoteJail:
         if self.tenant is not None:
             self.tenant.hear(said)
 
-    def ask_for_room(self, scratch_bytes: int, inodes: int) -> None:
+    def ask_for_room(self, limits: Limits) -> None:
         """The tenant hears `room` with a pidfd of its init. Raises `JailFailed`."""
         assert self._warden is not None, "the jail has been started"
-        self._say(self._warden, b"room %d %d" % (scratch_bytes, inodes))
+        self._say(self._warden, b"room %d %d" % (limits.scratch_bytes, jail.inodes(limits)))
 
-    def ask_for_program(self, zygote: Zygote, request: bytes, descriptors: Sequence[int]) -> None:
-        """The tenant hears `started` and `ended`, or `failed`. Raises `JailFailed`."""
+    def ask_for_program(
+        self, zygote: Zygote, user: int, limits: Limits, descriptors: Sequence[int], our_processes: int = 0
+    ) -> None:
+        """The tenant hears `started` and `ended`, or `failed`. Raises `JailFailed`.
+
+        `descriptors`: pidfd of the room's init, code, stdout, stderr, and stdin if any. The user may have
+        `our_processes` more than the limits allow.
+        """
+        has_cgroup = self._slot is not None
+        address_space = jail.address_space_bytes(limits, has_cgroup) + zygote.address_space
+        processes = 0 if has_cgroup else limits.processes + our_processes
+        request = b"run %d %d %d %d" % (user, address_space, jail.file_size_bytes(limits), processes)
         self._say(zygote.link, request, descriptors)
 
     def _say(self, link: Link, message: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -61,8 +61,10 @@ class Zygotes:
         run_id: str,
         libraries: Sequence[str] = preload.LIBRARIES,
         recycle_after: int = RECYCLE_AFTER,
+        first_block: int = 0,
     ) -> None:
-        """`libraries` in the order in which zygotes add them; those that the image lacks are left out.
+        """`libraries` in the order in which zygotes add them; those that the image lacks are left out. Workers have
+        blocks of users (`env.user_ids`) from `first_block` on.
 
         Raises `OSError` if the root can't be staged or cgroups can't be made.
         """
@@ -83,7 +85,7 @@ class Zygotes:
             undo.callback(self._lane.close)
             self._workers: list[_Worker] = []
             for number in range(workers):
-                ids = block_for(number)
+                ids = block_for(first_block + number)
                 text = zygote_jail_config(
                     image, ids, staged_root=self._staging.staged_root, cgroup=hierarchy is not None
                 )

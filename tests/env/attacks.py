@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -74,13 +74,24 @@ except OSError as error:
 """
 
 
-def each_way(attacks: Iterable[Attack]) -> pytest.MarkDecorator:
-    """Parametrises a test by `attack` and `tool`."""
+def tries(number: int, name: str, expression: str, outcome: str, **others: Any) -> Attack:
+    """Tries a thing, with this outcome: a regular expression of names of errors, or `worked`."""
+    return Attack(number, name, tells(expression), "success", f"({outcome})\n", **others)
+
+
+def each_withstood(attacks: Iterable[Attack]) -> Callable[..., Awaitable[None]]:
+    """A test that each attack comes to what it should, as a program and as a cell."""
     ways = [(attack, PYTHON_TOOL) for attack in attacks]
     ways += [(attack._replace(**attack.as_cell), JUPYTER_TOOL) for attack, _ in ways if attack.as_cell is not None]
     kinds = {PYTHON_TOOL: "program", JUPYTER_TOOL: "cell"}
     ids = [f"{attack.number:02}-{attack.name}-{kinds[tool]}" for attack, tool in ways]
-    return pytest.mark.parametrize(("attack", "tool"), ways, ids=ids)
+
+    @pytest.mark.asyncio(loop_scope="module")
+    @pytest.mark.parametrize(("attack", "tool"), ways, ids=ids)
+    async def test_attack(interpreters: Interpreters, attack: Attack, tool: str) -> None:
+        await withstand(interpreters, attack, tool)
+
+    return test_attack
 
 
 async def withstand(interpreters: Interpreters, attack: Attack, tool: str) -> None:

@@ -63,15 +63,19 @@ async def open_notebook(isolation: IsolationKind) -> AsyncIterator[Open]:
     assert not before.differences(HostState.now())
 
 
-def rooms() -> dict[int, dict[str, str]]:
-    """What the kernel says (proc_pid_status(5)) of the processes that run cells, by pid."""
+def programs() -> dict[int, dict[str, str]]:
+    """What the kernel says (proc_pid_status(5)) of all processes in rooms but inits, by pid."""
     found: dict[int, dict[str, str]] = {}
     for process in sandbox_processes():
         status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
-        if process.role == "program" and os.path.exists(f"/proc/{process.pid}/fd/{LINK}"):
-            found[process.pid] = fields
+        if process.role == "program":
+            found[process.pid] = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     return found
+
+
+def rooms() -> dict[int, dict[str, str]]:
+    """`programs` that run cells."""
+    return {pid: fields for pid, fields in programs().items() if os.path.exists(f"/proc/{pid}/fd/{LINK}")}
 
 
 def inits() -> list[int]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from env.interpreters import Interpreters
-from tests.env.attacks import Attack, each_way, withstand
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from tests.env.attacks import Attack, each_withstood
 
 OUTPUT = [
     Attack(25, "endless prints", "while True: print('x' * 99)", "output_limit", "(x|\n){65536}"),
@@ -79,8 +74,4 @@ INPUT = [
 ]
 
 ATTACKS = [*OUTPUT, *INPUT]
-
-
-@each_way(ATTACKS)
-async def test_attack(interpreters: Interpreters, attack: Attack, tool: str):
-    await withstand(interpreters, attack, tool)
+test_attack = each_withstood(ATTACKS)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from env.interpreters import Interpreters
-from tests.env.attacks import SHORT, Attack, each_way, withstand
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from tests.env.attacks import SHORT, Attack, each_withstood
 
 PROCESSES = [
     Attack(13, "fork bomb", "import os\nwhile True: os.fork()", "error", stderr="Resource temporarily unavailable"),
@@ -84,8 +79,4 @@ EXITS = [
 ]
 
 ATTACKS = [*PROCESSES, *EXITS]
-
-
-@each_way(ATTACKS)
-async def test_attack(interpreters: Interpreters, attack: Attack, tool: str):
-    await withstand(interpreters, attack, tool)
+test_attack = each_withstood(ATTACKS)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from env.interpreters import Interpreters
-from tests.env.attacks import Attack, each_way, tells, withstand
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from tests.env.attacks import Attack, each_withstood, tries
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,9 +19,9 @@ def secrets() -> Iterator[None]:
 
 
 SECRETS = [
-    Attack(42, "/etc/shadow", tells("open('/etc/shadow')"), "success", "ENOENT\n"),
-    Attack(42, "home directories", tells("os.listdir('/root')"), "success", "ENOENT\n"),
-    Attack(42, "/proc", tells("open('/proc/1/environ')"), "success", "ENOENT\n"),
+    tries(42, "/etc/shadow", "open('/etc/shadow')", "ENOENT"),
+    tries(42, "home directories", "os.listdir('/root')", "ENOENT"),
+    tries(42, "/proc", "open('/proc/1/environ')", "ENOENT"),
     Attack(
         42,
         "environment",
@@ -47,9 +44,9 @@ SECRETS = [
         "import builtins, sys\nbuiltins.poison = sys.modules['poison'] = 1\nbuiltins.len = print",
         "success",
     ),
-    Attack(44, "System V shared memory", tells("call(29, 1234, 4096, 0o1666)"), "success", "worked\n"),
-    Attack(44, "what is left of it", tells("call(29, 1234, 4096, 0)"), "success", "ENOENT\n"),
-    Attack(42, "private keys", tells("os.listdir(os.path.expanduser('~root/.ssh'))"), "success", "ENOENT\n"),
+    tries(44, "System V shared memory", "call(29, 1234, 4096, 0o1666)", "worked"),
+    tries(44, "what is left of it", "call(29, 1234, 4096, 0)", "ENOENT"),
+    tries(42, "private keys", "os.listdir(os.path.expanduser('~root/.ssh'))", "ENOENT"),
     Attack(
         42,
         "secrets in the host's environment",
@@ -57,7 +54,7 @@ SECRETS = [
         "success",
         r"\[\]\n",
     ),
-    Attack(44, "message queue", tells("call(240, b'left', 0o102, 0o600, 0)"), "success", "(EMFILE|EPERM|ENOSYS)\n"),
+    tries(44, "message queue", "call(240, b'left', 0o102, 0o600, 0)", "EMFILE|EPERM|ENOSYS"),
     Attack(
         44,
         "another directory and no umask",
@@ -77,8 +74,4 @@ TRACES = [
 ]
 
 ATTACKS = [*SECRETS, *TRACES]
-
-
-@each_way(ATTACKS)
-async def test_attack(interpreters: Interpreters, attack: Attack, tool: str):
-    await withstand(interpreters, attack, tool)
+test_attack = each_withstood(ATTACKS)

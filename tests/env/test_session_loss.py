@@ -11,9 +11,10 @@ import pytest
 
 from env import session_process, sessions
 from env.host_state import Role, sandbox_processes
+from env.interpreters import Interpreters
 from env.tool_call import Cell, Limits
 from tests.env.conftest import children_of_this_process, descendants, until
-from tests.env.notebooks import MIB, Open, inits, open_notebook, rooms
+from tests.env.notebooks import MIB, Notebook, Open, inits, open_notebook, rooms
 
 __all__ = ["open_notebook"]
 
@@ -163,3 +164,21 @@ async def test_a_session_of_another_host_is_adopted_and_what_ends_its_process_is
     assert (result.stdout, result.restarted, result.replayed) == ("11\n", True, 3)
     assert known.is_current("a", result.id)
     assert ((await cell("x")).stdout, known.replayed) == ("11\n", 5), "two cells, and then three without the bad one"
+
+
+async def test_the_jail_of_sessions_is_replaced_once_it_has_had_enough_and_has_none():
+    limits = Limits(wall_seconds=30.0)
+    pool = Interpreters(limits, workers=1, run_id="tests", recycle_after=2)
+    notebooks = [Notebook(pool, name) for name in "abcd"]
+    jails: list[set[int]] = []
+    try:
+        for cell in notebooks:
+            assert (await cell("x = 1")).status == "success"
+            jails.append({process.pid for process in sandbox_processes() if process.role == "jail"})
+            if len(jails) == 3:
+                assert not (await notebooks[0]("x")).restarted
+                await asyncio.gather(*[each.end() for each in notebooks[:3]])
+        assert [len(each) for each in jails] == [1] * 4
+        assert jails[0] == jails[1] == jails[2] != jails[3]
+    finally:
+        await pool.close()

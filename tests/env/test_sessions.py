@@ -13,7 +13,7 @@ from env.isolation import IsolationKind
 from env.session_server import LINK
 from env.tool_call import JUPYTER_TOOL, ToolCall
 from tests.env.conftest import until
-from tests.env.notebooks import Open, namespace, open_notebook, rooms
+from tests.env.notebooks import Open, namespace, open_notebook, programs, rooms
 
 __all__ = ["open_notebook"]
 
@@ -115,6 +115,21 @@ async def test_the_kernel_says_from_outside_what_protects_a_session(open_noteboo
     assert all(ours[kind] not in spaces[kind] for kind in spaces)
     if cgroups.find_hierarchy() is not None:
         assert len({cgroup(pid) for pid in seen}) == 2
+
+
+async def test_no_call_has_the_user_of_a_session(open_notebook: Open, isolation: IsolationKind):
+    if isolation == "jail-per-call":
+        pytest.skip("all jails of calls have one user there, which owns nothing")
+    cell = open_notebook()  # one worker, whose first user would be the first session's too
+    await cell("1")
+    sessions = rooms()
+    call = ToolCall(id="1", code="import time; time.sleep(60)")
+    running = asyncio.create_task(cell.interpreters.run(call))
+    users = await until(lambda: {fields["Uid"] for pid, fields in programs().items()
+                                 if pid not in sessions and int(fields["CapEff"], 16) == 0})  # fmt: skip
+    assert not users & {fields["Uid"] for fields in sessions.values()}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_what_is_written_to_every_descriptor_ends_no_cell(open_notebook: Open):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from env.jail_link import Said
 from env.streams import Stream, sealed
+from env.tool_call import Limits
 from env.zygote_jail import ZygoteJail
 from env.zygotes import Zygotes
 from tests.env.conftest import until
@@ -102,14 +103,14 @@ class Tenant:
 
     async def room(self) -> int:
         """A pidfd of its init."""
-        self._jail.ask_for_room(1 << 20, 64)
+        self._jail.ask_for_room(Limits())
         return (await self.told("room")).descriptors[0]
 
     async def prints(self, init: int, user: int, code: bytes) -> str:
         """What a program prints that runs in a room."""
         out, code_fd = Stream(1000), sealed("code", code)
-        request = b"run %d %d %d 0" % (user, 1 << 40, 1 << 20)
-        self._jail.ask_for_program(self._jail.zygotes[()], request, [init, code_fd, out.writer, out.writer])
+        descriptors = [init, code_fd, out.writer, out.writer]
+        self._jail.ask_for_program(self._jail.zygotes[()], user, Limits(), descriptors)
         os.close(code_fd)
         await self.told("started")
         await self.told("ended")
