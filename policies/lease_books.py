@@ -32,8 +32,9 @@ class GeneratorBooks:
 
 
 class LeaseBooks:
-    """Base of the strategies, first come first served: a strategy says what a generator may promise (`budget_of`),
-    what a wish has to be promised (`reserve_of`) and where it goes now (`choose`)."""
+    """Base of the strategies: a strategy says what a generator may promise (`budget_of`), what a wish has to be
+    promised (`reserve_of`), who is served next (`first`: who came first, if it says nothing else) and where that goes
+    now (`choose`)."""
 
     turn_barrier = False
     wants_progress = False
@@ -49,7 +50,8 @@ class LeaseBooks:
         self._holders: dict[int, list[GeneratorBooks]] = {}
         """Generators that could hold a wish for any generator if they were empty, by its `max_tokens`."""
         self._changed = True
-        """Whether anything has happened since a wish was last turned away that could make room for the first one."""
+        """Whether anything has happened since a wish was last turned away that could make room for the first one, or
+        another one the first. (What rollouts tell while they run does not count: see `Predictive.progressed`.)"""
 
     # --- what a strategy decides -----------------------------------------------------------------
 
@@ -64,6 +66,10 @@ class LeaseBooks:
     def promised_by(self, books: GeneratorBooks) -> int:
         """Tokens of KV that a generator counts as promised."""
         return books.promised
+
+    def first(self) -> Wish:
+        """Of those who wait (there are some), the one that is served next."""
+        return next(iter(self._waiting.values()))
 
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator that takes the wish now; None if it has to wait."""
@@ -168,11 +174,11 @@ class LeaseBooks:
 
     def _granted(self) -> Iterator[Lease]:
         while self._waiting and self._changed:
-            wish = next(iter(self._waiting.values()))
+            wish = self.first()
             books = self.choose(wish)
             if books is None:
                 self._changed = False
-                return  # first come, first served: a smaller wish further back must not starve this one
+                return  # a smaller wish further back must not starve this one
             yield self.grant(wish, books)
 
 

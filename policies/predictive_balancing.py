@@ -20,7 +20,6 @@ Invariants, beside those of `policies.balancing`:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -196,6 +195,7 @@ class Predictive(LeaseBooks):
         super().wish(wish)
         if len(self._waiting) > known:
             self._queue.add(wish)
+            self._changed |= self.first() is wish  # and not who was turned away
 
     def withdraw(self, rollout: str) -> None:
         wish = self._waiting.get(rollout)
@@ -218,6 +218,8 @@ class Predictive(LeaseBooks):
             session.bucket = bucket
             self._enter(demand, bucket)
         self._look_at(name)
+        # Nobody is let in for this, though the peak may be lower now: the next end of a rollout is soon enough. In
+        # 2,048 simulated rollouts on 8 engines (`rl-1` of rstar2-14b-8gpu) to look at once made the step 5% longer.
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
         lease = self._leases.get(rollout)
@@ -278,19 +280,12 @@ class Predictive(LeaseBooks):
         self._queue.started(wish)
         session = _Session(_group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
-        demand = self._demands[books.name]
-        self._enter(demand, session.bucket)
+        self._enter(self._demands[books.name], session.bucket)
         return lease
 
-    def _granted(self) -> Iterator[Lease]:
-        while self._waiting and self._changed:
-            oldest = self._choices % OLDEST_EVERY == OLDEST_EVERY - 1
-            wish = next(iter(self._waiting.values())) if oldest else self._queue.first()
-            books = self.choose(wish)
-            if books is None:
-                self._changed = False
-                return
-            yield self.grant(wish, books)
+    def first(self) -> Wish:
+        oldest = self._choices % OLDEST_EVERY == OLDEST_EVERY - 1
+        return super().first() if oldest else self._queue.first()
 
     # --- prediction ------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ written to `path.partial`, synced, and renamed; leftovers of an interrupted atte
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from actors.storage.disk import sync
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -51,12 +52,12 @@ def write_checkpoint(
     if tokenizer_from is not None:
         copy_tokenizer(Path(tokenizer_from), partial)
     for file in partial.rglob("*"):
-        _sync(file)
-    _sync(partial)
+        sync(file)
+    sync(partial)
     if path.exists():
         path.rename(replaced)  # a folder can't be renamed onto another
     partial.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
     _remove(replaced)
 
 
@@ -73,12 +74,3 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from actors.storage.disk import sync
 from actors.system.kill_point import reached
 from policies.run_progress import RunProgress
 
@@ -108,15 +108,6 @@ def set_aside_damaged(folder: Path, newest: Checkpoint | None) -> None:
     for path in _numbered(folder):
         if newest is None or int(path.name) > int(newest.path.name):
             path.rename(path.with_name(path.name + DAMAGED))
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -99,9 +99,8 @@ class VirtualLoop(ConfinedLoop):
         handle = self.call_at_ns(self._now + round(seconds * NS), _wake, future)
         try:
             await future
-        except BaseException:
-            handle.cancel()
-            raise
+        finally:
+            handle.cancel()  # for one that has run this changes nothing
 
     # --- scheduling -----------------------------------------------------------------------------
 

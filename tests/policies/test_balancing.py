@@ -67,6 +67,16 @@ def test_a_small_wish_does_not_overtake_a_large_one() -> None:
     assert [lease.rollout for lease in balancing.grants()] == ["large"]
 
 
+def test_when_the_large_one_withdraws_the_small_one_is_next() -> None:
+    balancing = strategy(capacity("g", 512))
+    balancing.wish(wish("first", 256))
+    balancing.wish(wish("large", 512))
+    balancing.wish(wish("small", 32))
+    assert [lease.rollout for lease in balancing.grants()] == ["first"]
+    balancing.withdraw("large")
+    assert [lease.rollout for lease in balancing.grants()] == ["small"]
+
+
 def test_a_wish_that_can_never_fit_is_refused_with_the_numbers() -> None:
     balancing = strategy(capacity("g", 256))
     with pytest.raises(ValueError, match=r"may need 300 tokens, but the largest generator can promise 256"):

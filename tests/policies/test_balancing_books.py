@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar
 
 from hypothesis import settings
@@ -10,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from policies.balancing import BalancerOptions, Capacity, Lease, StrategyName, Wish
 from policies.balancing_strategies import make_strategy
+from policies.lease_books import LeaseBooks
 
 NAMES = ("g0", "g1", "g2")
 LONGEST = 512
@@ -139,6 +141,15 @@ class Books(RuleBasedStateMachine):
     def nobody_waits_beside_an_idle_generator(self) -> None:
         if self.waiting and self.kv:
             assert all(load.sessions for load in self.balancing.loads()), "an idle generator, and somebody waits"
+
+    @invariant()
+    def nobody_waits_who_could_be_granted_now(self) -> None:
+        if not self.first_come_first_served:
+            return  # it chooses when to look at its predictions
+        looks_again = copy.deepcopy(self.balancing)
+        assert isinstance(looks_again, LeaseBooks)
+        looks_again._changed = True  # even if it does not know why it should
+        assert not looks_again.grants(), "it did not look when it should have"
 
     @invariant()
     def a_barrier_keeps_nobody_when_all_have_arrived(self) -> None:

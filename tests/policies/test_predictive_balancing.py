@@ -182,3 +182,22 @@ def test_a_burst_spreads_over_equal_generators() -> None:
         balancing.wish(wish(f"r{index}"))
     placed = [lease.generator for lease in balancing.grants()]
     assert [placed.count(f"g{index}") for index in range(4)] == [5, 5, 5, 5]
+
+
+def test_who_goes_first_and_fits_does_not_wait_with_whoever_was_turned_away() -> None:
+    balancing = predictive(kv_tokens=20_000)
+    balancing.generator_joined(
+        Capacity(generator="small", incarnation=0, kv_tokens=3200, block_tokens=16, max_sequence_tokens=3200)
+    )
+    asked = 0
+    while True:  # these fit the large generator only
+        balancing.wish(wish(f"long-{asked}", "long"))
+        if not balancing.grants():
+            break
+        asked += 1
+    assert asked > 0 and {load.capacity.generator: load.sessions for load in balancing.loads()} == {
+        "g0": asked,
+        "small": 0,
+    }
+    balancing.wish(Wish(rollout="probe", prompt_tokens=PROMPT, max_tokens=3200, group="new"))
+    assert [(lease.rollout, lease.generator) for lease in balancing.grants()] == [("probe", "small")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from typing import Any
+from typing import Any, Self
 
 from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, DeadlineExceeded, HandlerFailed, seed_for
 from actors.system.clock import Clock, RealClock
@@ -82,7 +82,7 @@ class InProcessStage:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.port = InProcessPort(self, "test", 0)
 
-    async def __aenter__(self) -> InProcessStage:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.learning import checkpoint
 from actors.learning.checkpoint import write_checkpoint
 from tests.actors.learning.samples import model_folder, small_model, weights_of
 
@@ -53,7 +52,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
         step()
         return rename(self, target)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", guarded_sync)
+    monkeypatch.setattr(os, "fsync", guarded_sync)
     monkeypatch.setattr(Path, "rename", guarded_rename)
 
 

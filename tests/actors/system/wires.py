@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from actors.system.frames import unpack_frame
-from actors.system.links import PeerDied, PeerUnreachable
+from actors.system.links import Link, PeerDied, PeerUnreachable
 from actors.system.mailbox import Mailbox
 
 
@@ -91,3 +91,8 @@ class FaultyWire:
     def close(self) -> None:
         for stray in self.strays:
             stray.cancel()
+
+
+def holds_nothing(link: Link) -> bool:
+    """Whether nobody waits for an answer, and nothing waits to be sent."""
+    return not link._asks and all(not lane.outbox and lane.size == 0 for lane in link._lanes.values())
