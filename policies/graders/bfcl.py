@@ -16,9 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from policies.tool_calls import CLOSE, OPEN
+from policies.tool_calls import call_blocks
 
-_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
 _LOOSE = re.compile(r"[ ,./\-_*^]")
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -52,9 +51,9 @@ class Unreadable(ValueError):
 def calls_of(response: str) -> list[Call]:
     """All calls of a response. Raises `Unreadable`."""
     calls = []
-    for match in _BLOCK.finditer(response):
+    for raw, _ in call_blocks(response):
         try:
-            call = json.loads(match[1])
+            call = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise Unreadable(f"a call is not valid JSON: {error}") from error
         arguments = call.get("arguments", {}) if isinstance(call, dict) else None
