@@ -110,7 +110,7 @@ def _difference(call: Call, functions: dict[str, Mapping[str, Any]], wanted: Map
         if argument not in allowed or argument not in parameters["properties"]:
             return f"unexpected argument {argument!r}"
         description = parameters["properties"][argument]
-        if not _of_type(value, description) and value not in allowed[argument]:
+        if not _of_type(value, description) and type(value) is not _first_type(allowed[argument]):
             return f"argument {argument!r} has the wrong type: {value!r:.60}"
         if not any(_same(value, each) for each in allowed[argument]):
             return f"argument {argument!r} is {value!r:.60}"
@@ -118,6 +118,11 @@ def _difference(call: Call, functions: dict[str, Mapping[str, Any]], wanted: Map
         if argument not in call.arguments and "" not in values:
             return f"argument {argument!r} is missing"
     return ""
+
+
+def _first_type(allowed: Sequence[Any]) -> type | None:
+    """The type of the first allowed value: where it is not the described one (a variable's name), it counts instead."""
+    return next((type(each) for each in allowed if each != ""), None)
 
 
 def _of_type(value: Any, description: Mapping[str, Any]) -> bool:
@@ -137,9 +142,8 @@ def _same(value: Any, allowed: Any) -> bool:
         return value is allowed
     if isinstance(value, list) and isinstance(allowed, list):
         return len(value) == len(allowed) and all(map(_same, value, allowed))
-    if isinstance(value, dict) and isinstance(
-        allowed, dict
-    ):  # inside, each argument again has a list of allowed values
+    if isinstance(value, dict) and isinstance(allowed, dict):
+        # Inside, each argument again has a list of allowed values.
         return all(
             key in allowed and any(_same(each, one) for one in _many(allowed[key])) for key, each in value.items()
         ) and all(key in value or "" in _many(values) for key, values in allowed.items())
