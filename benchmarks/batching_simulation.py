@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from policies.balancing import Capacity, Strategy, Wish
 from policies.batching_records import BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
-from policies.scripted import Rollout
+from policies.makespan_bound import Path, bound_of_paths, path_of
+from policies.scripted import Rollout, ScriptedTurn
 from policies.step_cost import StepCost, StepWork
 
 CALL_OVERHEAD_S, CALL_LIMIT_S = 0.2, 4.0
@@ -174,8 +175,7 @@ class Simulation:
             del self._placed[rollout]
             self._strategy.release(rollout, length)
             return
-        seconds = max(min(call.run_seconds, CALL_LIMIT_S) for call in script.calls)
-        self._at(self._now + CALL_OVERHEAD_S + seconds, "tool", rollout)
+        self._at(self._now + call_seconds(script), "tool", rollout)
 
     def _tool_returns(self, rollout: str) -> None:
         script = self._rollouts[rollout].turns[self._turn[rollout]]
@@ -202,18 +202,36 @@ class Simulation:
         )
 
 
-def lower_bound(rollouts: list[Rollout], longest: int, engines: int, limits: BatchingLimits, cost: StepCost) -> float:
-    """Seconds that no schedule can beat: all engines full of KV all the time, or the longest rollout alone."""
-    kv_tokens = limits.kv_blocks * limits.block_tokens
-    work = alone = tokens = kv_steps = steps = 0.0
-    for rollout in rollouts:
-        prompt, length = rollout.prompt_tokens, min(rollout.tokens, longest)
-        model = sum(turn.n_tokens for turn in rollout.turns) * (length - prompt) / max(1, rollout.tokens - prompt)
-        calls = [call for turn in rollout.turns for call in turn.calls] if length == rollout.tokens else []
-        tools = sum(CALL_OVERHEAD_S + min(call.run_seconds, CALL_LIMIT_S) for call in calls)
-        context = model * (prompt + length) / 2
-        work += cost.sequence * model + cost.context_token * context
-        alone = max(alone, model * (cost.base + cost.sequence) + cost.context_token * context + tools)
-        tokens, kv_steps, steps = tokens + length, kv_steps + context, steps + model
-    batch = min(kv_tokens / (kv_steps / steps), limits.max_running)
-    return max((cost.base * steps / batch + work) / engines, alone)
+def lower_bound(
+    rollouts: dict[str, Rollout], longest: int, engines: int, limits: BatchingLimits, cost: StepCost
+) -> float:
+    """Seconds that no schedule can beat (`policies.makespan_bound`)."""
+    return bound_of_paths(
+        [_path(name, rollout, longest) for name, rollout in rollouts.items()],
+        cost=cost,
+        engines=engines,
+        kv_tokens=limits.kv_blocks * limits.block_tokens,
+        max_running=limits.max_running,
+    )
+
+
+def _path(name: str, rollout: Rollout, longest: int) -> Path:
+    """A rollout as `Simulation` plays it, cut off at `longest` tokens."""
+    sizes: list[tuple[bool, int]] = []
+    length, tool_seconds = rollout.prompt_tokens, 0.0
+    for turn in rollout.turns:
+        said = min(turn.n_tokens, longest - length)
+        sizes.append((True, said))
+        length += said
+        response = sum(call.response_tokens for call in turn.calls)
+        if not turn.calls or said < turn.n_tokens or length + response >= longest:
+            break
+        sizes.append((False, response))
+        length += response
+        tool_seconds += call_seconds(turn)
+    return path_of(name.rpartition("/")[0], rollout.prompt_tokens, sizes, tool_seconds)
+
+
+def call_seconds(turn: ScriptedTurn) -> float:
+    """What the calls of a turn take; they run side by side."""
+    return CALL_OVERHEAD_S + max(min(call.run_seconds, CALL_LIMIT_S) for call in turn.calls)
