@@ -25,10 +25,6 @@ class Figures:
 
     makespan_s: float
     preemptions: int
-    recomputed_tokens: int
-    generated_tokens: int
-    idle_share: float
-    kv_mean: float
     evenness: float
     """Mean of the times at which engines ended their last work, over the last of these: moving rollouts between engines
     could save at most the rest."""
@@ -43,9 +39,7 @@ class _Engine:
     alarm: int = 0
     """Number of the event that ends the work; earlier ones are void."""
     arriving: list[Turn] = field(default_factory=list)
-    busy_s: float = 0.0
     end: float = 0.0
-    kv_token_s: float = 0.0
 
 
 class Simulation:
@@ -152,12 +146,8 @@ class Simulation:
     def _engine_rings(self, engine: _Engine, number: int, name: str) -> None:
         if number != engine.alarm:
             return
-        before = engine.core.used_blocks
         sampled = engine.core.end(engine.steps)
-        seconds = self._now - engine.began
-        engine.busy_s += seconds
         engine.end = self._now
-        engine.kv_token_s += (before + engine.core.peak_blocks) / 2 * self._limits.block_tokens * seconds
         engine.work = None
         for done in sampled:
             self._turn_ends(done.id, done.tokens)
@@ -188,17 +178,11 @@ class Simulation:
         self._go_on()
 
     def _figures(self) -> Figures:
-        counts = [engine.core.counts for engine in self._engines.values()]
-        span = self._now * len(self._engines)
-        capacity = self._limits.kv_blocks * self._limits.block_tokens
+        engines = self._engines.values()
         return Figures(
             makespan_s=self._now,
-            preemptions=sum(each.preemptions for each in counts),
-            recomputed_tokens=sum(each.recomputed_tokens for each in counts),
-            generated_tokens=sum(each.generated_tokens for each in counts),
-            idle_share=1 - sum(engine.busy_s for engine in self._engines.values()) / span,
-            evenness=sum(engine.end for engine in self._engines.values()) / span,
-            kv_mean=sum(engine.kv_token_s for engine in self._engines.values()) / span / capacity,
+            preemptions=sum(engine.core.counts.preemptions for engine in engines),
+            evenness=sum(engine.end for engine in engines) / (self._now * len(engines)),
         )
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.batching_simulation import CALL_LIMIT_S, CALL_OVERHEAD_S
 from benchmarks.batching_simulation import lower_bound as bound_of_rollouts
-from env.tool_call import ToolResult
 from policies.batching_records import BatchingLimits
-from policies.dialogue import DialogueLimits, Execute, Finished, Sample
+from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
 from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.step_cost import StepCost
-from policies.trajectory import Problem, Trajectory, WeightsVersion
-from policies.workloads import PROFILES, ScriptedDialogue, Workload
+from policies.trajectory import Trajectory
+from policies.workloads import PROFILES, Workload
+from tests.policies.test_recorded_workload import played
 
 FREE = StepCost(base=0.0, sequence=0.0, context_token=0.0, prefill_token=0.0, prefill_pair=0.0)
 STAGE = PROFILES["rstar2-stage-1"]
@@ -29,29 +28,7 @@ class OneRollout(Script):
         return self._rollout
 
 
-def played(name: str, script: Script, longest: int = 10_000) -> Trajectory:
-    group, _, sample = name.rpartition("/")
-    problem = Problem(id="p", question="", gold="")
-    limits = DialogueLimits(max_tokens=longest, max_turns=20, max_turn_tokens=longest)
-    dialogue = ScriptedDialogue(id=name, group=group, workload=script, problem=problem, limits=limits)
-    while not isinstance(action := dialogue.next_action(), Finished):
-        if isinstance(action, Sample):
-            said = script.turn(name, action.turn)
-            whole = said.n_tokens <= action.max_tokens
-            dialogue.said(said if whole else ScriptedTurn(action.max_tokens), whole, WeightsVersion(0, 0))
-        elif isinstance(action, Execute):
-            seconds = {call.id: min(script.call(call.id).run_seconds, CALL_LIMIT_S) for call in action.calls}
-            dialogue.executed(
-                [
-                    ToolResult(id=id, status="success", wall_seconds=CALL_OVERHEAD_S + took)
-                    for id, took in seconds.items()
-                ]
-            )
-    return Trajectory(
-        id=name, group=group, sample=int(sample), stage="rl", step=0, problem=problem,
-        spans=tuple(dialogue.spans), calls=tuple(dialogue.calls), turns=dialogue.turns, answer_tags=0,
-        finish=action.finish, verdict=action.verdict, reward=0.0, generator="g",
-    )  # fmt: skip
+LIMITS = DialogueLimits(max_tokens=STAGE.longest, max_turns=20, max_turn_tokens=STAGE.longest)
 
 
 def bound(trajectories: list[Trajectory], cost: StepCost, engines: int = 1) -> float:
@@ -61,21 +38,22 @@ def bound(trajectories: list[Trajectory], cost: StepCost, engines: int = 1) -> f
 def test_a_rollout_waits_for_the_longest_call_of_a_turn_and_for_one_turn_after_another() -> None:
     two, one = (ScriptedCall(1.0, "success", 1), ScriptedCall(3.0, "success", 1)), (ScriptedCall(0.5, "success", 1),)
     script = OneRollout(Rollout(10, (ScriptedTurn(5, two), ScriptedTurn(5, one), ScriptedTurn(5))))
-    assert bound([played("rl/0/0/0", script)], FREE) == pytest.approx(3.0 + 0.5 + 2 * CALL_OVERHEAD_S)
+    assert bound([played("rl/0/0/0", script, LIMITS)], FREE) == pytest.approx(3.0 + 0.5)
 
 
 def test_a_prompt_that_rollouts_share_is_computed_once() -> None:
     prefill = FREE.model_copy(update={"prefill_token": 1.0})
     script = OneRollout(Rollout(100, (ScriptedTurn(5),)))
-    of_one_group = [played(f"rl/0/0/{sample}", script) for sample in range(4)]
+    of_one_group = [played(f"rl/0/0/{sample}", script, LIMITS) for sample in range(4)]
     assert bound(of_one_group, prefill) == 100
-    assert bound([*of_one_group, played("rl/0/1/0", script)], prefill, engines=2) == 200 / 2
+    assert bound([*of_one_group, played("rl/0/1/0", script, LIMITS)], prefill, engines=2) == 200 / 2
 
 
-def test_rollouts_have_the_bound_of_what_dialogues_make_of_them() -> None:
+def test_rollouts_have_the_bound_of_what_dialogues_make_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.batching_simulation.CALL_OVERHEAD_S", 0.0)  # `played` has none
     workload = Workload(seed=3, stages={"rl": STAGE})
     names = [f"rl/0/{group}/{sample}" for group in range(6) for sample in range(5)]
-    trajectories = [played(name, workload, STAGE.longest) for name in names]
+    trajectories = [played(name, workload, LIMITS) for name in names]
     assert {trajectory.finish for trajectory in trajectories} == {"answered", "length"}
     limits, cost = BatchingLimits(kv_blocks=1000), StepCost()
     found = bound_of_rollouts({name: workload.rollout(name) for name in names}, STAGE.longest, 2, limits, cost)
