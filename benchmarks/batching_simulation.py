@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from policies.balancing import Capacity, Strategy, Wish
 from policies.batching_records import BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
-from policies.scripted import Rollout
+from policies.makespan_bound import Path, bound_of_paths, path_of
+from policies.scripted import Rollout, ScriptedTurn
 from policies.step_cost import StepCost, StepWork
 
 CALL_OVERHEAD_S, CALL_LIMIT_S = 0.2, 4.0
@@ -24,10 +25,6 @@ class Figures:
 
     makespan_s: float
     preemptions: int
-    recomputed_tokens: int
-    generated_tokens: int
-    idle_share: float
-    kv_mean: float
     evenness: float
     """Mean of the times at which engines ended their last work, over the last of these: moving rollouts between engines
     could save at most the rest."""
@@ -42,9 +39,7 @@ class _Engine:
     alarm: int = 0
     """Number of the event that ends the work; earlier ones are void."""
     arriving: list[Turn] = field(default_factory=list)
-    busy_s: float = 0.0
     end: float = 0.0
-    kv_token_s: float = 0.0
 
 
 class Simulation:
@@ -151,12 +146,8 @@ class Simulation:
     def _engine_rings(self, engine: _Engine, number: int, name: str) -> None:
         if number != engine.alarm:
             return
-        before = engine.core.used_blocks
         sampled = engine.core.end(engine.steps)
-        seconds = self._now - engine.began
-        engine.busy_s += seconds
         engine.end = self._now
-        engine.kv_token_s += (before + engine.core.peak_blocks) / 2 * self._limits.block_tokens * seconds
         engine.work = None
         for done in sampled:
             self._turn_ends(done.id, done.tokens)
@@ -174,8 +165,7 @@ class Simulation:
             del self._placed[rollout]
             self._strategy.release(rollout, length)
             return
-        seconds = max(min(call.run_seconds, CALL_LIMIT_S) for call in script.calls)
-        self._at(self._now + CALL_OVERHEAD_S + seconds, "tool", rollout)
+        self._at(self._now + call_seconds(script), "tool", rollout)
 
     def _tool_returns(self, rollout: str) -> None:
         script = self._rollouts[rollout].turns[self._turn[rollout]]
@@ -188,32 +178,44 @@ class Simulation:
         self._go_on()
 
     def _figures(self) -> Figures:
-        counts = [engine.core.counts for engine in self._engines.values()]
-        span = self._now * len(self._engines)
-        capacity = self._limits.kv_blocks * self._limits.block_tokens
+        engines = self._engines.values()
         return Figures(
             makespan_s=self._now,
-            preemptions=sum(each.preemptions for each in counts),
-            recomputed_tokens=sum(each.recomputed_tokens for each in counts),
-            generated_tokens=sum(each.generated_tokens for each in counts),
-            idle_share=1 - sum(engine.busy_s for engine in self._engines.values()) / span,
-            evenness=sum(engine.end for engine in self._engines.values()) / span,
-            kv_mean=sum(engine.kv_token_s for engine in self._engines.values()) / span / capacity,
+            preemptions=sum(engine.core.counts.preemptions for engine in engines),
+            evenness=sum(engine.end for engine in engines) / (self._now * len(engines)),
         )
 
 
-def lower_bound(rollouts: list[Rollout], longest: int, engines: int, limits: BatchingLimits, cost: StepCost) -> float:
-    """Seconds that no schedule can beat: all engines full of KV all the time, or the longest rollout alone."""
-    kv_tokens = limits.kv_blocks * limits.block_tokens
-    work = alone = tokens = kv_steps = steps = 0.0
-    for rollout in rollouts:
-        prompt, length = rollout.prompt_tokens, min(rollout.tokens, longest)
-        model = sum(turn.n_tokens for turn in rollout.turns) * (length - prompt) / max(1, rollout.tokens - prompt)
-        calls = [call for turn in rollout.turns for call in turn.calls] if length == rollout.tokens else []
-        tools = sum(CALL_OVERHEAD_S + min(call.run_seconds, CALL_LIMIT_S) for call in calls)
-        context = model * (prompt + length) / 2
-        work += cost.sequence * model + cost.context_token * context
-        alone = max(alone, model * (cost.base + cost.sequence) + cost.context_token * context + tools)
-        tokens, kv_steps, steps = tokens + length, kv_steps + context, steps + model
-    batch = min(kv_tokens / (kv_steps / steps), limits.max_running)
-    return max((cost.base * steps / batch + work) / engines, alone)
+def lower_bound(
+    rollouts: dict[str, Rollout], longest: int, engines: int, limits: BatchingLimits, cost: StepCost
+) -> float:
+    """Seconds that no schedule can beat (`policies.makespan_bound`)."""
+    return bound_of_paths(
+        [_path(name, rollout, longest) for name, rollout in rollouts.items()],
+        cost=cost,
+        engines=engines,
+        kv_tokens=limits.kv_blocks * limits.block_tokens,
+        max_running=limits.max_running,
+    )
+
+
+def _path(name: str, rollout: Rollout, longest: int) -> Path:
+    """A rollout as `Simulation` plays it, cut off at `longest` tokens."""
+    sizes: list[tuple[bool, int]] = []
+    length, tool_seconds = rollout.prompt_tokens, 0.0
+    for turn in rollout.turns:
+        said = min(turn.n_tokens, longest - length)
+        sizes.append((True, said))
+        length += said
+        response = sum(call.response_tokens for call in turn.calls)
+        if not turn.calls or said < turn.n_tokens or length + response >= longest:
+            break
+        sizes.append((False, response))
+        length += response
+        tool_seconds += call_seconds(turn)
+    return path_of(name.rpartition("/")[0], rollout.prompt_tokens, sizes, tool_seconds)
+
+
+def call_seconds(turn: ScriptedTurn) -> float:
+    """What the calls of a turn take; they run side by side."""
+    return CALL_OVERHEAD_S + max(min(call.run_seconds, CALL_LIMIT_S) for call in turn.calls)

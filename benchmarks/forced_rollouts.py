@@ -17,13 +17,13 @@ from actors.messages import RunRollout
 from actors.rollout import RolloutActor
 from policies import tokens
 from policies.dialogue import Dialogue, DialogueLimits, Execute, Finished, Sample, Turn, Verify
-from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
+from policies.scripted import Rollout, Script, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.trajectory import CallRecord, Problem, Verdict
 from policies.workloads import Workload, read_scripted, verdict_of
 
 
-class RepeatedWorkload:
+class RepeatedWorkload(Script):
     """A workload of which each step is the first one, in other words: a script for repeats of a measurement."""
 
     def __init__(self, workload: Workload) -> None:
@@ -33,15 +33,6 @@ class RepeatedWorkload:
         """See `Script.rollout`."""
         stage, _, group, sample = sequence.split("/")
         return self._workload.rollout(f"{stage}/0/{group}/{sample}")
-
-    def turn(self, sequence: str, index: int) -> ScriptedTurn:
-        """See `Script.turn`."""
-        return self.rollout(sequence).turns[index]
-
-    def call(self, call_id: str) -> ScriptedCall:
-        """See `Script.call`."""
-        sequence, turn, index = call_id.rsplit("/", 2)
-        return self.turn(sequence, int(turn)).calls[int(index)]
 
 
 class ForcedDialogue(Dialogue):

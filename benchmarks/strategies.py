@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from benchmarks.batching_simulation import Figures, Simulation, lower_bound
 from benchmarks.oracle import Oracle
-from policies.balancing import BalancerOptions, Strategy
+from policies.balancing import BalancerOptions, Strategy, StrategyName
 from policies.balancing_strategies import make_strategy
 from policies.batching_records import BatchingLimits
 from policies.scripted import Rollout
@@ -34,10 +34,7 @@ GROUP, PER_ENGINE, MAX_RUNNING = 32, 256, 512
 WARM, ORACLE = "+warm", "oracle"
 MEASURED = 1
 """Number of the step that is measured; warm strategies have seen those before."""
-STRATEGIES = (
-    "static", "static_async", "round_robin", "least_sessions", "worst_case", "oversubscribed", "predictive",
-    "predictive+warm", "oracle",
-)  # fmt: skip
+STRATEGIES = (*get_args(StrategyName), "predictive" + WARM, ORACLE)
 
 
 class Run(NamedTuple):
@@ -54,17 +51,12 @@ class Run(NamedTuple):
         """The lower bound in seconds, and what came of the strategy."""
         profile = PROFILES[f"rstar2-stage-{self.stage}"]
         rollouts = self._step(MEASURED)
-        cost, limits = (
-            StepCost(),
-            BatchingLimits(
-                kv_blocks=KV_TOKENS[self.kv] // 16, block_tokens=16, max_running=MAX_RUNNING, max_step_tokens=8192
-            ),
-        )
+        cost, limits = StepCost(), BatchingLimits(kv_blocks=KV_TOKENS[self.kv] // 16, max_running=MAX_RUNNING)
         strategy, before = self._strategy(rollouts, profile.longest), 0.0
         for number in range(MEASURED if self.strategy.endswith(WARM) else 0):
             earlier = Simulation(strategy, self._step(number), profile.longest, self.engines, limits, cost, before)
             before += earlier.run().makespan_s
-        bound = lower_bound(list(rollouts.values()), profile.longest, self.engines, limits, cost)
+        bound = lower_bound(rollouts, profile.longest, self.engines, limits, cost)
         return bound, Simulation(strategy, rollouts, profile.longest, self.engines, limits, cost, before).run()
 
     def _step(self, number: int) -> dict[str, Rollout]:

@@ -22,6 +22,7 @@ from actors.system.virtual_loop import run_virtual
 from env.call_scheduler import CallScheduler
 from env.tool_call import ToolCall, ToolResult
 from orchestration.recipe import RecipeError
+from orchestration.simulation import quantile
 from policies.dispatch import LeastOutstanding
 
 BURST = 45_000
@@ -174,7 +175,7 @@ def _need(
     def latency(each: int) -> Latency:
         took = latencies(calls, environments, each)
         counted = sorted(took if rate is None else took[len(took) // 10 :])
-        return Latency(mean_s=sum(counted) / len(counted), p99_s=counted[int(0.99 * len(counted))])
+        return Latency(mean_s=sum(counted) / len(counted), p99_s=quantile(counted, 0.99))
 
     enough, few = max(1, round(least / environments)), 0
     found = latency(enough)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from orchestration.plot_frame import FAINT, FONT, GREY, INK, RULE, SEQUENCE
 from orchestration.recipe import Recipe
+from orchestration.run_folder import write_whole
 from orchestration.simulate import ROWS, written
 from orchestration.simulation import Rehearsal
 
@@ -27,10 +27,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 
 def write_page(path: Path, recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> Path:
     """Write the page, replacing an older one at once; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".html.part")
-    aside.write_text(render(recipe, stage, rehearsals), encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, render(recipe, stage, rehearsals))
     return path
 
 

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
@@ -18,7 +17,7 @@ from pydantic import model_validator
 from policies import tokens
 from policies.batch import TrainingSequence
 from policies.chat_format import ChatFormat, Piece, TemplateUnusable
-from policies.tool_calls import CLOSE, OPEN
+from policies.tool_calls import written_call
 from policies.trajectory import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -58,11 +57,7 @@ class Shown(NamedTuple):
 
 def calls_text(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """What an assistant says with its calls, `(name, arguments)` each."""
-    written = [
-        f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
-        for name, arguments in calls
-    ]
-    return "\n".join([*([said] if said else []), *written])
+    return "\n".join([*([said] if said else []), *(written_call(*call) for call in calls)])
 
 
 def training_sequence(sample: ChatSample, chat: ChatFormat) -> TrainingSequence:

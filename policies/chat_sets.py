@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from env.tool_call import PYTHON_TOOL
 from policies.chat_data import ChatSample, Message, Role, calls_text
 from policies.data_options import ChatFormatName
 from policies.gsm8k_traces import NoTrace, gsm8k_trace
-from policies.problem_sets import Row, RowUnusable, as_integer, text
+from policies.problem_sets import Row, RowUnusable, gsm8k_gold, text
 from policies.tool_calls import schemas_of
 
 
@@ -90,6 +90,27 @@ def _chat_message(message: Any) -> Message:
     return Message(role=message["role"], content=calls_text(said, calls) if calls else said)
 
 
+# -- turns with `from` and `value`, as ToolACE and APIGen-MT have them
+
+
+def _turns(row: Row, roles: Mapping[str, Role], said: Callable[[str, Row], str]) -> list[Message]:
+    """The messages of column `conversations`.
+
+    Args:
+        roles: who a turn may be from, and the role that this is.
+        said: who a turn is from, and the turn -> its text.
+    """
+    if not isinstance(row["conversations"], list):
+        raise RowUnusable("column 'conversations' is no list")
+    messages = []
+    for turn in row["conversations"]:
+        sender = turn.get("from") if isinstance(turn, Mapping) else None
+        if not isinstance(sender, str) or sender not in roles:
+            raise RowUnusable(f"a turn is from {sender!r:.80}, not from {', '.join(roles)}")
+        messages.append(Message(role=roles[sender], content=said(sender, turn)))
+    return messages
+
+
 # -- ToolACE: calls as [name(argument=value), ...] in the text
 
 
@@ -103,18 +124,17 @@ def _toolace(row: Row) -> ChatSample:
     except ValueError as error:
         raise RowUnusable(f"the functions in column 'system' are not valid JSON: {error}") from error
     # What stands before and after the list explains ToolACE's own notation; ours replaces it.
-    messages = [_toolace_turn(turn) for turn in row["conversations"]]
-    return _sample(messages, tools)
+    return _sample(_turns(row, _TOOLACE_ROLES, _toolace_text), tools)
 
 
-def _toolace_turn(turn: Any) -> Message:
-    role = turn.get("from")
-    if role not in ("user", "assistant", "tool"):
-        raise RowUnusable(f"a turn is from {role!r}, not from user, assistant or tool")
+_TOOLACE_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def _toolace_text(sender: str, turn: Row) -> str:
     said = text(turn, "value")
-    if role == "assistant" and said.startswith("[") and said.endswith("]"):
-        said = calls_text("", bracket_calls(said))
-    return Message(role=role, content=said)
+    if sender == "assistant" and said.startswith("[") and said.endswith("]"):
+        return calls_text("", bracket_calls(said))
+    return said
 
 
 _NAME = re.compile(r"\s*([^\[\](),=\"']+?)\s*\(")
@@ -163,18 +183,18 @@ def _keywords(inside: str, said: str) -> dict[str, Any]:
     json_words = {"true": True, "false": False, "null": None}
     try:
         call = ast.parse(f"f({inside})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise RowUnusable(f"arguments without a name in {said!r:.120}")
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RowUnusable(f"the arguments in {said!r:.120} can't be read: {error}") from error
+    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        raise RowUnusable(f"arguments without a name in {said!r:.120}")
+    try:
         return {
             str(keyword.arg): json_words[keyword.value.id]
             if isinstance(keyword.value, ast.Name) and keyword.value.id in json_words
             else ast.literal_eval(keyword.value)
             for keyword in call.keywords
         }
-    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, RowUnusable):
-            raise
+    except (ValueError, TypeError, RecursionError) as error:
         raise RowUnusable(f"the arguments in {said!r:.120} can't be read: {error}") from error
 
 
@@ -183,19 +203,20 @@ def _keywords(inside: str, said: str) -> dict[str, Any]:
 
 def _apigen(row: Row) -> ChatSample:
     messages = [Message(role="system", content=str(row["system"]))] if row.get("system") else []
-    for turn in row["conversations"]:
-        match turn.get("from"):
-            case "human":
-                messages.append(Message(role="user", content=text(turn, "value")))
-            case "gpt":
-                messages.append(Message(role="assistant", content=text(turn, "value")))
-            case "function_call":
-                messages.append(Message(role="assistant", content=calls_text("", [_call(turn.get("value"))])))
-            case "observation":
-                messages.append(Message(role="tool", content=text(turn, "value")))
-            case other:
-                raise RowUnusable(f"a turn is from {other!r}, not from human, gpt, function_call or observation")
+    messages += _turns(row, _APIGEN_ROLES, _apigen_text)
     return _sample(messages, _json(row["tools"], "column 'tools'"))
+
+
+_APIGEN_ROLES: dict[str, Role] = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+
+
+def _apigen_text(sender: str, turn: Row) -> str:
+    return calls_text("", [_call(turn.get("value"))]) if sender == "function_call" else text(turn, "value")
 
 
 # -- Glaive function calling v2: one text per row, arguments quoted
@@ -260,10 +281,6 @@ def _magicoder(row: Row) -> ChatSample | None:
     )
 
 
-def _tulu(row: Row) -> ChatSample:
-    return _chat({"messages": row["messages"]})
-
-
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
@@ -281,12 +298,10 @@ def _nemotron(row: Row) -> ChatSample | None:
 
 
 def _gsm8k(row: Row) -> ChatSample | None:
-    _, _, gold = text(row, "answer").rpartition("####")
-    integer = as_integer(gold)
-    if integer is None:
-        raise RowUnusable("column 'answer' does not end in '#### <integer>'")
+    solution = text(row, "answer")
+    gold = gsm8k_gold(solution)
     try:
-        return gsm8k_trace(text(row, "question"), text(row, "answer"), integer)
+        return gsm8k_trace(text(row, "question"), solution, gold)
     except NoTrace:
         return None
 
@@ -297,7 +312,7 @@ CHAT_SETS: dict[ChatFormatName, ChatSet] = {
     "apigen-mt": ChatSet("Salesforce/APIGen-MT-5k", ("conversations", "tools"), _apigen),
     "glaive-v2": ChatSet("glaiveai/glaive-function-calling-v2", ("system", "chat"), _glaive),
     "magicoder": ChatSet("ise-uiuc/Magicoder-OSS-Instruct-75K", (), _magicoder),
-    "tulu3-if": ChatSet("allenai/tulu-3-sft-personas-instruction-following", ("messages",), _tulu),
+    "tulu3-if": ChatSet("allenai/tulu-3-sft-personas-instruction-following", ("messages",), _chat),
     "llama-nemotron": ChatSet("nvidia/Llama-Nemotron-Post-Training-Dataset", ("input", "output"), _nemotron),
     "gsm8k-traces": ChatSet("openai/gsm8k", ("question", "answer"), _gsm8k),
 }

@@ -7,7 +7,6 @@ operators, and calls that fail first and are then mended.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from policies.arithmetic import Posed, evaluate
 from policies.batch import TrainingSequence
 from policies.chat_format import ChatFormat
 from policies.options import Options
-from policies.tool_calls import CLOSE, OPEN, result_text
+from policies.tool_calls import result_text, written_call
 
 PLANS = (" I compute it with code.</reason>\n", " Let me run it.</reason>\n")
 MENDS = (" That call failed. I mend it.</reason>\n", " An error. Once more.</reason>\n")
@@ -70,7 +69,7 @@ def write_script(posed: Posed, habits: HabitOptions, rng: random.Random, *, tool
 def call_text(program: str, tool: ToolName = PYTHON_TOOL) -> str:
     """A tool call as a model writes it."""
     arguments = {"code": program, "input": ""} if tool == PYTHON_TOOL else {"code": program}
-    return f"{OPEN}\n{json.dumps({'name': tool, 'arguments': arguments})}\n{CLOSE}"
+    return written_call(tool, arguments)
 
 
 def expected_result(program: str, expression: str) -> ToolResult:

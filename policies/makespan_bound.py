@@ -11,8 +11,7 @@ computed twice: so the bound holds for every placement and order. Source of the 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from policies import tokens
@@ -20,9 +19,12 @@ from policies.step_cost import StepCost
 from policies.trajectory import Trajectory
 
 
-class _Path(NamedTuple):
+class Path(NamedTuple):
     """One rollout: what it decodes, attends to and prefills."""
 
+    group: str
+    """Rollouts of one group share the prompt."""
+    prompt_tokens: int
     tokens: int
     """Each takes a step: a turn's first one that of its prefill, the others one of decoding."""
     decoded: int
@@ -39,12 +41,15 @@ def lower_bound(
     trajectories: Sequence[Trajectory], *, cost: StepCost, engines: int, kv_tokens: int, max_running: int
 ) -> float:
     """Seconds. 0 without trajectories."""
-    paths = [_path(trajectory) for trajectory in trajectories]
+    paths = [_path_of(trajectory) for trajectory in trajectories]
+    return bound_of_paths(paths, cost=cost, engines=engines, kv_tokens=kv_tokens, max_running=max_running)
+
+
+def bound_of_paths(paths: Sequence[Path], *, cost: StepCost, engines: int, kv_tokens: int, max_running: int) -> float:
+    """As `lower_bound`, of rollouts that are no trajectories (yet)."""
     if not paths:
         return 0.0
-    prompts = defaultdict(int)
-    for trajectory in trajectories:
-        prompts[trajectory.group] = tokens.count(trajectory.spans[0].ids)
+    prompts = {path.group: path.prompt_tokens for path in paths}
     decoded = sum(path.decoded for path in paths)
     steps = max(sum(path.held for path in paths) / kv_tokens, decoded / max_running)
     prefilled = sum(path.prefilled for path in paths) + sum(prompts.values())
@@ -56,13 +61,27 @@ def lower_bound(
     return max((work + cost.prefill_token * prefilled) / engines, longest)
 
 
-def _path(trajectory: Trajectory) -> _Path:
-    prompt = tokens.count(trajectory.spans[0].ids)
+def _path_of(trajectory: Trajectory) -> Path:
+    prompt, *spans = trajectory.spans
+    sizes = [(span.kind == "model", tokens.count(span.ids)) for span in spans]
+    waits: dict[int, float] = {}
+    for record in trajectory.calls:  # those of one turn run side by side
+        waits[record.turn] = max(waits.get(record.turn, 0.0), record.result.wall_seconds)
+    return path_of(trajectory.group, tokens.count(prompt.ids), sizes, sum(waits.values()))
+
+
+def path_of(group: str, prompt: int, sizes: Iterable[tuple[bool, int]], tool_seconds: float) -> Path:
+    """The path of a rollout.
+
+    Args:
+        prompt: its tokens.
+        sizes: what comes after the prompt, in order: whether the model said it, and how many tokens it has.
+        tool_seconds: for which it waits for calls.
+    """
     sampled = decoded = context = held = prefilled = 0
     length = prompt
-    for span in trajectory.spans[1:]:
-        size = tokens.count(span.ids)
-        if span.kind == "model":
+    for is_models, size in sizes:
+        if is_models:
             steps = max(0, size - 1)
             sampled += size
             decoded += steps
@@ -71,5 +90,4 @@ def _path(trajectory: Trajectory) -> _Path:
         else:
             prefilled += size
         length += size
-    seconds = sum(record.result.wall_seconds for record in trajectory.calls)
-    return _Path(sampled, decoded, context, held, prefilled, seconds)
+    return Path(group, prompt, sampled, decoded, context, held, prefilled, tool_seconds)

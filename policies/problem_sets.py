@@ -61,9 +61,13 @@ def as_integer(gold: str) -> str | None:
 
 def _problem(name: str, key: object, question: str, gold: str, family: str = "") -> Problem:
     """A problem; `key` is what the set names it by, or None where the set has no names: then the question makes one."""
-    if key is None:
-        key = hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
-    return Problem(id=f"{name}/{key}", question=question, gold=gold, family=family or name)
+    return Problem(
+        id=f"{name}/{_key_of(question) if key is None else key}", question=question, gold=gold, family=family or name
+    )
+
+
+def _key_of(question: str) -> str:
+    return hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
 
 
 def _plain(row: Row, _: random.Random) -> Problem:
@@ -71,13 +75,17 @@ def _plain(row: Row, _: random.Random) -> Problem:
     return _problem("plain", row.get("id"), question, text(row, "answer"), str(row.get("family") or ""))
 
 
-def _gsm8k(row: Row, _: random.Random) -> Problem:
-    question, solution = text(row, "question"), text(row, "answer")
+def gsm8k_gold(solution: str) -> str:
+    """The integer at the end of one of GSM8K's solutions. Raises `RowUnusable`."""
     marked, gold = solution.rpartition("####")[1:]
     integer = as_integer(gold)
     if not marked or integer is None:
         raise RowUnusable(f"column 'answer' does not end in '#### <integer>': {solution[-60:]!r}")
-    return _problem("gsm8k", row.get("id"), question, integer)
+    return integer
+
+
+def _gsm8k(row: Row, _: random.Random) -> Problem:
+    return _problem("gsm8k", row.get("id"), text(row, "question"), gsm8k_gold(text(row, "answer")))
 
 
 _DAPO_BEFORE = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
@@ -141,8 +149,7 @@ def _gpqa(row: Row, rng: random.Random) -> Problem:
     rng.shuffle(choices)
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", choices, strict=True))
     asked = f"{question}\n\n{listed}\n\nGive the letter of the right choice."
-    key = row.get("Record ID") or hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
-    return _problem("gpqa", key, asked, "ABCD"[choices.index(right)])
+    return _problem("gpqa", row.get("Record ID") or _key_of(question), asked, "ABCD"[choices.index(right)])
 
 
 _SETS = (

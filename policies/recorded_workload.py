@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from policies import tokens
-from policies.scripted import Rollout, ScriptedCall, ScriptedTurn
+from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.trajectory import Trajectory
 
 NEVER_FITS = 1 << 40
@@ -22,8 +22,8 @@ class NothingRecorded(ValueError):
     """There is no rollout to drive a simulation with."""
 
 
-class RecordedWorkload:
-    """The rollouts of one or more recorded stages, as a `policies.scripted.Script`.
+class RecordedWorkload(Script):
+    """The rollouts of one or more recorded stages.
 
     Groups of a stage stand in a row, step by step. Rollout `stage/step/group/sample` is that of the `group`-th group
     from the beginning of recorded step number `step` (counted from 0 in order, whatever its number was) and, in it, the
@@ -40,18 +40,9 @@ class RecordedWorkload:
         self._stages = {name: _Stage(name, trajectories) for name, trajectories in stages.items()}
 
     def rollout(self, sequence: str) -> Rollout:
-        """See `Script.rollout`. Raises `KeyError` for a stage that this script does not have."""
+        """See `Script.rollout`."""
         stage, step, group, sample = sequence.split("/")
         return self._stages[stage].rollout(int(step), int(group), int(sample))
-
-    def turn(self, sequence: str, index: int) -> ScriptedTurn:
-        """See `Script.turn`."""
-        return self.rollout(sequence).turns[index]
-
-    def call(self, call_id: str) -> ScriptedCall:
-        """See `Script.call`."""
-        sequence, turn, index = call_id.rsplit("/", 2)
-        return self.turn(sequence, int(turn)).calls[int(index)]
 
     def longest_prompt(self, stage: str) -> int:
         """Tokens of the longest prompt of a stage."""

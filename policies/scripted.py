@@ -7,7 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -80,17 +81,21 @@ class Rollout(NamedTuple):
         return self.prompt_tokens + said
 
 
-class Script(Protocol):
+class Script(ABC):
     """Where turns come from: a profile (`policies.workloads`), or a stored archive (`policies.recorded_workload`)."""
 
+    @abstractmethod
     def rollout(self, sequence: str) -> Rollout:
-        """What the rollout `stage/step/problem/sample` would say; asking again gives the same."""
-        ...
+        """What the rollout `stage/step/problem/sample` would say; asking again gives the same.
+
+        Raises `KeyError` for a stage that this script does not have.
+        """
 
     def turn(self, sequence: str, index: int) -> ScriptedTurn:
         """Model turn `index` (from 0) of the rollout `sequence`."""
-        ...
+        return self.rollout(sequence).turns[index]
 
     def call(self, call_id: str) -> ScriptedCall:
         """What comes of the call `ROLLOUT/TURN/INDEX`."""
-        ...
+        sequence, turn, index = call_id.rsplit("/", 2)
+        return self.turn(sequence, int(turn)).calls[int(index)]

@@ -42,6 +42,16 @@ SCHEMAS: dict[ToolName, dict[str, Any]] = {
 """Each tool as chat templates expect it (JSON schema); all of its arguments are required strings."""
 
 
+def written_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call as a model writes it."""
+    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+
+
+def call_blocks(turn: str) -> list[tuple[str, bool]]:
+    """What stands between the tags of each call of a model turn, in order, and whether it is closed."""
+    return [(match[1].strip(), match[0].endswith(CLOSE)) for match in _CALL.finditer(turn)]
+
+
 def schemas_of(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
     """The tools that a model is told of."""
     return [SCHEMAS[name] for name in tools]
@@ -66,10 +76,9 @@ def parse_calls(
     `tools` are those that there are, `session` is what cells belong to.
     """
     calls = []
-    for index, match in enumerate(_CALL.finditer(turn)):
-        raw = match.group(1).strip()
+    for index, (raw, closed) in enumerate(call_blocks(turn)):
         call = ToolCall(id=f"{id_prefix}/{index}", code=raw, limits=limits)
-        if not match.group(0).endswith(CLOSE):
+        if not closed:
             calls.append(RequestedCall(call=call, refusal=f"the call is not closed: end it with {CLOSE}"))
             continue
         tool, arguments, refusal = _read(raw, tools)

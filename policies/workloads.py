@@ -118,29 +118,20 @@ PROFILES: dict[str, WorkloadOptions] = {
 ProfileName = Literal["rstar2-stage-1", "rstar2-stage-2", "rstar2-stage-3"]
 
 
-class Workload(Options):
-    """The scripts of a run (a `policies.scripted.Script`): what each stage's rollouts are like, by the stage's name."""
+class Workload(Options, Script):
+    """The scripts of a run: what each stage's rollouts are like, by the stage's name."""
 
     seed: int
     stages: dict[str, WorkloadOptions]
 
     def rollout(self, sequence: str) -> Rollout:
-        """What rollout `stage/step/problem/sample` would say. Raises `KeyError` for a stage without a workload."""
+        """See `Script.rollout`."""
         stage, _, _ = sequence.partition("/")
         return _rollout(self._texts[stage], self.seed, sequence)
 
     @cached_property
     def _texts(self) -> dict[str, str]:
         return {name: options.model_dump_json() for name, options in self.stages.items()}
-
-    def turn(self, sequence: str, index: int) -> ScriptedTurn:
-        """See `Script.turn`."""
-        return self.rollout(sequence).turns[index]
-
-    def call(self, call_id: str) -> ScriptedCall:
-        """What comes of the call `ROLLOUT/TURN/INDEX`."""
-        sequence, turn, index = call_id.rsplit("/", 2)
-        return self.turn(sequence, int(turn)).calls[int(index)]
 
 
 def stream(seed: int, name: str) -> Random:

@@ -16,9 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from policies.tool_calls import CLOSE, OPEN
+from policies.tool_calls import call_blocks
 
-_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
 _LOOSE = re.compile(r"[ ,./\-_*^]")
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -52,9 +51,9 @@ class Unreadable(ValueError):
 def calls_of(response: str) -> list[Call]:
     """All calls of a response. Raises `Unreadable`."""
     calls = []
-    for match in _BLOCK.finditer(response):
+    for raw, _ in call_blocks(response):
         try:
-            call = json.loads(match[1])
+            call = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise Unreadable(f"a call is not valid JSON: {error}") from error
         arguments = call.get("arguments", {}) if isinstance(call, dict) else None
@@ -111,7 +110,7 @@ def _difference(call: Call, functions: dict[str, Mapping[str, Any]], wanted: Map
         if argument not in allowed or argument not in parameters["properties"]:
             return f"unexpected argument {argument!r}"
         description = parameters["properties"][argument]
-        if not _of_type(value, description) and value not in allowed[argument]:
+        if not _of_type(value, description) and type(value) is not _first_type(allowed[argument]):
             return f"argument {argument!r} has the wrong type: {value!r:.60}"
         if not any(_same(value, each) for each in allowed[argument]):
             return f"argument {argument!r} is {value!r:.60}"
@@ -119,6 +118,11 @@ def _difference(call: Call, functions: dict[str, Mapping[str, Any]], wanted: Map
         if argument not in call.arguments and "" not in values:
             return f"argument {argument!r} is missing"
     return ""
+
+
+def _first_type(allowed: Sequence[Any]) -> type | None:
+    """The type of the first allowed value: where it is not the described one (a variable's name), it counts instead."""
+    return next((type(each) for each in allowed if each != ""), None)
 
 
 def _of_type(value: Any, description: Mapping[str, Any]) -> bool:
@@ -138,9 +142,8 @@ def _same(value: Any, allowed: Any) -> bool:
         return value is allowed
     if isinstance(value, list) and isinstance(allowed, list):
         return len(value) == len(allowed) and all(map(_same, value, allowed))
-    if isinstance(value, dict) and isinstance(
-        allowed, dict
-    ):  # inside, each argument again has a list of allowed values
+    if isinstance(value, dict) and isinstance(allowed, dict):
+        # Inside, each argument again has a list of allowed values.
         return all(
             key in allowed and any(_same(each, one) for one in _many(allowed[key])) for key, each in value.items()
         ) and all(key in value or "" in _many(values) for key, values in allowed.items())

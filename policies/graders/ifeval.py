@@ -59,12 +59,11 @@ def variants(response: str) -> list[str]:
 def _follows(response: str, name: str, arguments: Arguments, detect: Detect) -> bool:
     if not response.strip():
         return False
-    if name == "language:response_language":
-        return detect(response) == arguments["language"]
-    if name in _LANGUAGE_CASES:
-        return _LANGUAGE_CASES[name](response) and detect(response) == "en"
+    if name in LANGUAGE_RULES:
+        return LANGUAGE_RULES[name](response, arguments, detect)
     if name not in RULES:
-        raise UnknownInstruction(f"no rule for the instruction {name!r}; there are {', '.join(RULES)}")
+        known = ", ".join((*RULES, *LANGUAGE_RULES))
+        raise UnknownInstruction(f"no rule for the instruction {name!r}; there are {known}")
     return RULES[name](response, arguments)
 
 
@@ -107,8 +106,7 @@ def _sentences(text: str, a: Arguments) -> bool:
 
 def _number_of_paragraphs(text: str, a: Arguments) -> bool:
     parts = _paragraphs(text, r"\s?\*\*\*\s?")
-    inner = [part for part in parts[1:-1]]
-    return all(inner) and sum(map(bool, parts)) == a["num_paragraphs"]
+    return all(parts[1:-1]) and sum(map(bool, parts)) == a["num_paragraphs"]
 
 
 def _number_of_words(text: str, a: Arguments) -> bool:
@@ -219,7 +217,8 @@ RULES: dict[str, Callable[[str, Arguments], bool]] = {
     "change_case:capital_word_frequency": _capital_words,
     "punctuation:no_comma": lambda text, _: "," not in text,
 }
-_LANGUAGE_CASES: dict[str, Callable[[str], bool]] = {
-    "change_case:english_capital": str.isupper,
-    "change_case:english_lowercase": str.islower,
+LANGUAGE_RULES: dict[str, Callable[[str, Arguments, Detect], bool]] = {
+    "language:response_language": lambda text, a, detect: detect(text) == a["language"],
+    "change_case:english_capital": lambda text, _, detect: text.isupper() and detect(text) == "en",
+    "change_case:english_lowercase": lambda text, _, detect: text.islower() and detect(text) == "en",
 }

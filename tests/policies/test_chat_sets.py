@@ -140,7 +140,10 @@ def test_plain_chats_may_carry_calls_as_openai_has_them() -> None:
         ("toolace", {"system": "nothing", "conversations": []}, "lists no functions"),
         ("apigen-mt", {"tools": "[", "conversations": [{"from": "gpt", "value": "x"}]}, "not valid JSON"),
         ("apigen-mt", {"tools": "[]", "conversations": [{"from": "cat", "value": "x"}]}, "from 'cat'"),
+        ("apigen-mt", {"tools": "[]", "conversations": "Hi."}, "no list"),
+        ("toolace", {"system": "[{}]", "conversations": ["user"]}, "from None"),
         ("gsm8k-traces", {"question": "q", "answer": "none"}, "####"),
+        ("gsm8k-traces", {"question": "q", "answer": "3"}, "####"),
     ],
 )
 def test_rows_that_can_not_be_used_say_why(name: ChatFormatName, row: dict[str, Any], complaint: str) -> None:

@@ -134,6 +134,7 @@ def test_whatever_happens_the_history_grows_and_every_call_has_its_result(
     conversation = begin(chat, max_tokens=context, max_turns=turns)
     texts = {"answer": "ok", "cut": "ok", "call": call("1"), "bad": "<tool_call>x</tool_call>", "two": call("1") * 2}
     history: list[int] = []
+    written = 0
     for event in events:
         if conversation.waiting:
             try:
@@ -158,9 +159,12 @@ def test_whatever_happens_the_history_grows_and_every_call_has_its_result(
                 conversation.interrupted(*packed)
             else:
                 conversation.sampled(*packed, UNTRAINED)
+                written += chat.decode(ids).count("<tool_call>") if ids[-1] in chat.stop_ids else 0
         assert conversation.ids()[: len(history)] == history and conversation.length <= context
         history = conversation.ids()
     ids = [record.call.id for record in conversation.calls]
+    if not isinstance(conversation.next_action(), Execute):
+        assert len(ids) == written, "a call that is not running has its result, also a refused one"
     assert len(set(ids)) == len(ids) and all(r.call.id == r.result.id for r in conversation.calls)
     if conversation.spans:
         stored = conversation.trajectory(4)

@@ -27,6 +27,10 @@ def test_memory_is_what_a_data_sheet_and_a_model_s_shape_give() -> None:
     assert found.kv_bytes_per_token == 160 * 1024  # 2 x 40 layers x 8 heads x 128 x 2 bytes
     assert found.engine_weights == pytest.approx(29.5366e9, rel=1e-4)
     assert found.learner_state == pytest.approx(14.7683e9 * 20 / 8, rel=1e-4)
+    # 40 layers keep what enters them (2 bytes a value), and one layer its inside (34 bytes).
+    assert found.activations == 16_384 * 5120 * (2 * 40 + 34)
+    kept = size(QWEN3_14B, DEMAND._replace(checkpointing=False), EIGHT)
+    assert kept.activations == 16_384 * 5120 * 34 * 40
     room = 0.9 * 141e9 - found.engine_weights - found.learner_state - found.activations
     assert found.shared and found.kv_capacity == int(room / 163_840) and found.faults == ()
 

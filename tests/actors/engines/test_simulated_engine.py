@@ -9,7 +9,7 @@ import pytest
 from actors.engines.engine import SampleRequest
 from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
 from policies.batching_records import BatchingLimits
-from policies.scripted import CountedTokens, Rollout, ScriptedCall, ScriptedTurn
+from policies.scripted import CountedTokens, Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.step_cost import StepCost
 from policies.trajectory import WeightsVersion
 from tests.support.manual_clock import ManualClock
@@ -18,17 +18,11 @@ COST = StepCost(base=1.0, sequence=0.1, context_token=0.0, prefill_token=0.01, p
 CALL = ScriptedCall(run_seconds=0.3, status="success", response_tokens=12)
 
 
-class Turns:
+class Turns(Script):
     """A script: the length of every turn of a rollout is in its name."""
 
     def rollout(self, sequence: str) -> Rollout:
-        return Rollout(1, (self.turn(sequence, 0),))
-
-    def turn(self, sequence: str, index: int) -> ScriptedTurn:
-        return ScriptedTurn(int(sequence.split("-")[1]), calls=(CALL,))
-
-    def call(self, call_id: str) -> ScriptedCall:
-        return CALL
+        return Rollout(1, (ScriptedTurn(int(sequence.split("-")[1]), calls=(CALL,)),) * 8)
 
 
 def make_engine(clock: ManualClock, kv_blocks: int = 1000, update_seconds: float = 0.0) -> SimulatedEngine:
