@@ -21,6 +21,7 @@ from orchestration.bench import commands as bench_commands
 from orchestration.chat import commands as chat_commands
 from orchestration.data import commands as data_commands
 from orchestration.data.rows import DataError
+from orchestration.engine_environment import host_engine_here
 from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
@@ -274,6 +275,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's engine and fit the simulator's cost model to it."""
+    host_engine_here()
     from actors.engines.engine import EngineFailed
 
     loaded = load_recipe(recipe, overrides)
@@ -301,14 +303,11 @@ def calibrate(
 
 
 async def _calibrate(recipe: Recipe, repeats: int) -> Any:
-    import os
     import tempfile
 
     from orchestration.calibrate import calibrate as measure
-    from orchestration.engine_environment import QUIET_ENGINE
     from orchestration.tiny_model import write_scratch_model
 
-    os.environ.update(QUIET_ENGINE)  # before vLLM is imported
     with tempfile.TemporaryDirectory() as folder:
         model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, Path(folder))
         return await measure(

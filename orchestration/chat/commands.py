@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from orchestration.archive.terminal import plain
+from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import RecipeError
 from orchestration.terminal import console
 
@@ -56,9 +57,7 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print all turns as JSON.")] = False,
 ) -> None:
     """Chat with a model that can run code: streams, keeps a session, saves to an archive. /help lists the commands."""
-    from orchestration.engine_environment import QUIET_ENGINE
-
-    os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": "ERROR"})  # before torch's compiler or vLLM is imported
+    host_engine_here(log_level="ERROR")
     from actors.engines.engine import EngineFailed
     from orchestration.chat.settings import Asked, settle
     from policies.conversation import MessageTooLong
