@@ -27,7 +27,7 @@ from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
 from orchestration.serve_tools import serve_tools
-from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
+from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -279,11 +279,8 @@ def calibrate(
     from actors.engines.engine import EngineFailed
 
     loaded = load_recipe(recipe, overrides)
-    try:
+    with told("the engine failed", EngineFailed):
         found = run_interruptibly(_calibrate(loaded, repeats))
-    except EngineFailed as failure:
-        console.print(f"[bold red]the engine failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
-        raise SystemExit(1) from None
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(found.model_dump_json(indent=2))
     if as_json:

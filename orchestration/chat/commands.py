@@ -25,7 +25,7 @@ from rich.spinner import Spinner
 from orchestration.archive.terminal import plain
 from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import RecipeError
-from orchestration.terminal import console
+from orchestration.terminal import console, told
 
 
 def chat(
@@ -79,14 +79,10 @@ def chat(
     settings = settle(asked)
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:
-        with _ended_by_sigterm():
+        with _ended_by_sigterm(), told("the engine failed", EngineFailed):
             _chat(settings, prompt, saves, as_json)
     except MessageTooLong as error:
         raise RecipeError(str(error)) from None
-    except EngineFailed as failure:
-        console.print("[bold red]the engine failed:[/]", end=" ")
-        console.print(str(failure).strip(), markup=False, soft_wrap=True)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         console.print("interrupted")
         raise SystemExit(130) from None

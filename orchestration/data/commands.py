@@ -151,13 +151,14 @@ def filter_problems(
     from orchestration.data.difficulty import rate, write_verdicts
     from orchestration.data.problems import load_problems
     from orchestration.evaluation.benchmarks import Benchmark, Settings
+    from orchestration.evaluation.play import LocalModel
     from policies.data_options import DatasetOptions
 
     found = load_problems(DatasetOptions(name=name, path=source, split=split, limit=limit))
     settings = Settings(rollouts, temperature, max_turns, max_tokens)
     benchmark = Benchmark(name, "reasoning", settings, found.problems)
     answers = out.with_name(out.name + ".answers")
-    solved = rate(benchmark, answers, model, engine=engine, generators=generators, gpus=gpus, seed=seed)
+    solved = rate(benchmark, answers, LocalModel(model, tuple(engine or ()), generators, gpus), seed)
     counts = write_verdicts(out, solved, rollouts, drop_never=never)
     if as_json:
         print(json.dumps(counts))
