@@ -31,12 +31,17 @@ def list_sets(as_json: AsJson = False) -> None:
         chats = {name: {"hub": each.hub, "columns": each.columns} for name, each in CHAT_SETS.items()}
         print(json.dumps({"problems": problems, "chats": chats}))
         return
-    shown = Table("kind", "name", "on the hub", "columns", "")
+    shown = Table("kind", "name")
+    shown.add_column("on the hub, columns, what it is", overflow="fold")
     for each in PROBLEM_SETS.values():
-        shown.add_row("problems", each.name, each.hub, ", ".join(each.columns), each.about)
+        shown.add_row("problems", each.name, _lines(each.hub, ", ".join(each.columns), each.about))
     for name, each in CHAT_SETS.items():
-        shown.add_row("chats", name, each.hub, ", ".join(each.columns), "")
+        shown.add_row("chats", name, _lines(each.hub, ", ".join(each.columns)))
     Console().print(shown)
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 @app.command()
