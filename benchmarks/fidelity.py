@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +48,7 @@ from actors.tokenizer import PromptOptions
 from benchmarks.forced_rollouts import ForcedRolloutActor, PinnedGeneratorActor, RepeatedWorkload, pin
 from orchestration.calibrate import Calibration, calibrate, load_calibration
 from orchestration.cast import OFFLINE
-from orchestration.engine_environment import QUIET_ENGINE
+from orchestration.engine_environment import QUIET_ENGINE, host_engine_here
 from orchestration.recipe import ModelSettings, ScratchModel
 from orchestration.tiny_model import write_scratch_model
 from policies.balancing import BalancerOptions
@@ -251,7 +250,7 @@ def scaled(calibrations: Sequence[Calibration], factor: float, kv_tokens: int) -
 def calibrate_one(folder: Path, core: int, say: Callable[[str], None]) -> None:
     """In a process of its own: measure the engine on a core."""
     pin(core)
-    os.environ.update(QUIET_ENGINE)
+    host_engine_here()
     found = asyncio.run(calibrate(model=model_in(folder), options=ENGINE, threads=1, repeats=3, seed=core, say=say))
     (folder / f"calibration-{core}.json").write_text(found.model_dump_json(indent=2))
 

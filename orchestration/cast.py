@@ -179,12 +179,18 @@ def _learner(
     )
 
 
-async def enter(stage: Stage, cast: Cast, environment: dict[str, str] | None = None) -> None:
-    """Start the whole cast, `environment` in each of its processes.
+async def enter(
+    stage: Stage, cast: Cast, environment: dict[str, str] | None = None, without: Part | None = None
+) -> None:
+    """Start the whole cast (`without` one part, if need be), `environment` in each of its processes.
 
     The balancer and the learners that the first one asks to join it come before the rest.
     """
     first = {part.name for part in (cast.balancer, *cast.other_learners)}
-    parts = [replace(part, environment=part.environment | (environment or {})) for part in cast.parts()]
+    parts = [
+        replace(part, environment=part.environment | (environment or {}))
+        for part in cast.parts()
+        if part is not without
+    ]
     await stage.spawn(*[part for part in parts if part.name in first])
     await stage.spawn(*[part for part in parts if part.name not in first])

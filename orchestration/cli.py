@@ -21,12 +21,13 @@ from orchestration.bench import commands as bench_commands
 from orchestration.chat import commands as chat_commands
 from orchestration.data import commands as data_commands
 from orchestration.data.rows import DataError
+from orchestration.engine_environment import host_engine_here
 from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError, load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
 from orchestration.serve_tools import serve_tools
-from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
+from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -274,14 +275,12 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's engine and fit the simulator's cost model to it."""
+    host_engine_here()
     from actors.engines.engine import EngineFailed
 
     loaded = load_recipe(recipe, overrides)
-    try:
+    with told("the engine failed", EngineFailed):
         found = run_interruptibly(_calibrate(loaded, repeats))
-    except EngineFailed as failure:
-        console.print(f"[bold red]the engine failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
-        raise SystemExit(1) from None
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(found.model_dump_json(indent=2))
     if as_json:
@@ -301,14 +300,11 @@ def calibrate(
 
 
 async def _calibrate(recipe: Recipe, repeats: int) -> Any:
-    import os
     import tempfile
 
     from orchestration.calibrate import calibrate as measure
-    from orchestration.engine_environment import QUIET_ENGINE
     from orchestration.tiny_model import write_scratch_model
 
-    os.environ.update(QUIET_ENGINE)  # before vLLM is imported
     with tempfile.TemporaryDirectory() as folder:
         model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, Path(folder))
         return await measure(

@@ -1,6 +1,9 @@
-"""Environment variables of a process that hosts an engine; torch and vLLM read them when they are imported."""
+"""Environment variables of a process that hosts an engine; torch, vLLM and the hub's library read them when they are
+imported, and never again."""
 
 from __future__ import annotations
+
+import os
 
 QUIET_ENGINE = {
     # The sampler would be compiled at the first step, for half a minute, and gains nothing on a small model.
@@ -10,3 +13,9 @@ QUIET_ENGINE = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
+
+
+def host_engine_here(log_level: str = "WARNING") -> None:
+    """Make this process one that hosts an engine. Commands do so before anything else: most of what they import
+    brings torch or transformers along."""
+    os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": log_level})

@@ -193,12 +193,16 @@ def _shape_on_disk(path: Path) -> ModelShape:
         lacks = ", ".join([*missing, *([] if weights else ["*.safetensors"])])
         raise RecipeError(f"model.path = {path}: that folder has no {lacks}; give a folder in Hugging Face format")
     config = AutoConfig.from_pretrained(path)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     stored = sum(file.stat().st_size for file in weights)
     return ModelShape(
         parameters=stored // 2,  # bf16 on disk, as most are; float32 errs on the safe side
-        kv_values_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head,
+        kv_values_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config),
     )
+
+
+def head_size(config: Any) -> int:
+    """Of a transformers config: some kinds have no `head_dim`, in others it may be None."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _gpu_faults(recipe: Recipe) -> list[str]:

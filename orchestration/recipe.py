@@ -10,6 +10,7 @@ would be right. Nothing here touches the machine: `orchestration.preflight` chec
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -282,13 +283,13 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
         raise RecipeError(f"{path} can't be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides or []:
+    return validate_recipe(data, str(path), overrides or [])
+
+
+def validate_recipe(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from parsed TOML and overrides. Raises `RecipeError` that lists every fault."""
+    for override in overrides:
         _apply(data, override)
-    return validate_recipe(data, str(path))
-
-
-def validate_recipe(data: dict[str, Any], source: str) -> Recipe:
-    """A recipe from parsed TOML. Raises `RecipeError` that lists every fault."""
     try:
         return Recipe.model_validate(_with_deterministic_defaults(data))
     except ValidationError as error:

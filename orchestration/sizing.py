@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from orchestration.preflight import ITEM_BYTES, model_shape
+from orchestration.preflight import ITEM_BYTES, head_size, model_shape
 from orchestration.recipe import Recipe, RecipeError
 from policies.hardware import GIB, GPUS, Demand, ModelSize, Sizing, size
 from policies.stages import ReinforcementOptions
@@ -58,13 +59,12 @@ def model_size(recipe: Recipe) -> ModelSize:
             "hardware is given, but the model is made from scratch; give model.size, or leave hardware out"
         )
     config = AutoConfig.from_pretrained(recipe.model.path)
-    head = config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads
     return ModelSize(
         parameters=shape.parameters,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         kv_heads=config.num_key_value_heads,
-        head_size=head,
+        head_size=head_size(config),
     )
 
 
@@ -86,29 +86,20 @@ def show(recipe: Recipe, sizings: dict[str, Sizing], out: Console) -> None:
     hardware, model = recipe.hardware, model_size(recipe)
     gpu = GPUS[hardware.gpu]
     table = Table(title=f"{recipe.name} on {hardware.gpus} x {hardware.gpu}, per GPU")
-    columns = (
-        "stage",
-        "engine weights",
-        "learner",
-        "activations",
-        "KV tokens",
-        "batch",
-        "tokens/s, all GPUs",
-        "bound by",
-    )
-    for column in columns:
-        table.add_column(column)
-    for name, each in sizings.items():
-        table.add_row(
-            name,
-            f"{each.engine_weights / GIB:.1f} GiB",
-            f"{each.learner_state / GIB:.1f} GiB",
-            f"{each.activations / GIB:.1f} GiB",
-            f"{each.kv_capacity:,}",
-            str(each.batch),
-            f"{each.tokens_per_second:,.0f}",
-            each.bound_by,
-        )
+    table.add_column("")
+    for name in sizings:
+        table.add_column(name, justify="right")
+    told: dict[str, Callable[[Sizing], str]] = {
+        "engine weights": lambda each: f"{each.engine_weights / GIB:.1f} GiB",
+        "learner": lambda each: f"{each.learner_state / GIB:.1f} GiB",
+        "activations": lambda each: f"{each.activations / GIB:.1f} GiB",
+        "KV tokens": lambda each: f"{each.kv_capacity:,}",
+        "batch": lambda each: str(each.batch),
+        "tokens/s, all GPUs": lambda each: f"{each.tokens_per_second:,.0f}",
+        "bound by": lambda each: each.bound_by,
+    }
+    for title, figure in told.items():
+        table.add_row(title, *map(figure, sizings.values()))
     out.print(table)
     out.print("throughput: roofline, uncalibrated")
     out.print(f"  {FORMULA}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 console = Console(stderr=True)
 
@@ -33,6 +34,16 @@ def run_interruptibly(work: Any) -> Any:
     except asyncio.CancelledError:
         console.print("interrupted; everything that ran has been stopped")
         raise SystemExit(130) from None
+
+
+@contextmanager
+def told(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """One of `errors` ends the command with exit code 1 and its text, `what` in front, instead of a traceback."""
+    try:
+        yield
+    except errors as failure:
+        console.print(f"[bold red]{what}:[/] {escape(str(failure).strip())}", soft_wrap=True)
+        raise SystemExit(1) from None
 
 
 @contextmanager

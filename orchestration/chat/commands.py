@@ -23,8 +23,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from orchestration.archive.terminal import plain
+from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import RecipeError
-from orchestration.terminal import console
+from orchestration.terminal import console, told
 
 
 def chat(
@@ -56,9 +57,7 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print all turns as JSON.")] = False,
 ) -> None:
     """Chat with a model that can run code: streams, keeps a session, saves to an archive. /help lists the commands."""
-    from orchestration.engine_environment import QUIET_ENGINE
-
-    os.environ.update(QUIET_ENGINE | {"VLLM_LOGGING_LEVEL": "ERROR"})  # before torch's compiler or vLLM is imported
+    host_engine_here(log_level="ERROR")
     from actors.engines.engine import EngineFailed
     from orchestration.chat.settings import Asked, settle
     from policies.conversation import MessageTooLong
@@ -80,14 +79,10 @@ def chat(
     settings = settle(asked)
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:
-        with _ended_by_sigterm():
+        with _ended_by_sigterm(), told("the engine failed", EngineFailed):
             _chat(settings, prompt, saves, as_json)
     except MessageTooLong as error:
         raise RecipeError(str(error)) from None
-    except EngineFailed as failure:
-        console.print("[bold red]the engine failed:[/]", end=" ")
-        console.print(str(failure).strip(), markup=False, soft_wrap=True)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         console.print("interrupted")
         raise SystemExit(130) from None

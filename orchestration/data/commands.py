@@ -31,12 +31,17 @@ def list_sets(as_json: AsJson = False) -> None:
         chats = {name: {"hub": each.hub, "columns": each.columns} for name, each in CHAT_SETS.items()}
         print(json.dumps({"problems": problems, "chats": chats}))
         return
-    shown = Table("kind", "name", "on the hub", "columns", "")
+    shown = Table("kind", "name")
+    shown.add_column("on the hub, columns, what it is", overflow="fold")
     for each in PROBLEM_SETS.values():
-        shown.add_row("problems", each.name, each.hub, ", ".join(each.columns), each.about)
+        shown.add_row("problems", each.name, _lines(each.hub, ", ".join(each.columns), each.about))
     for name, each in CHAT_SETS.items():
-        shown.add_row("chats", name, each.hub, ", ".join(each.columns), "")
+        shown.add_row("chats", name, _lines(each.hub, ", ".join(each.columns)))
     Console().print(shown)
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 @app.command()
@@ -151,13 +156,14 @@ def filter_problems(
     from orchestration.data.difficulty import rate, write_verdicts
     from orchestration.data.problems import load_problems
     from orchestration.evaluation.benchmarks import Benchmark, Settings
+    from orchestration.evaluation.play import LocalModel
     from policies.data_options import DatasetOptions
 
     found = load_problems(DatasetOptions(name=name, path=source, split=split, limit=limit))
     settings = Settings(rollouts, temperature, max_turns, max_tokens)
     benchmark = Benchmark(name, "reasoning", settings, found.problems)
     answers = out.with_name(out.name + ".answers")
-    solved = rate(benchmark, answers, model, engine=engine, generators=generators, gpus=gpus, seed=seed)
+    solved = rate(benchmark, answers, LocalModel(model, tuple(engine or ()), generators, gpus), seed)
     counts = write_verdicts(out, solved, rollouts, drop_never=never)
     if as_json:
         print(json.dumps(counts))

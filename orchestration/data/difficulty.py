@@ -12,34 +12,19 @@ from pathlib import Path
 
 from orchestration.evaluation.answers import AnswerFile
 from orchestration.evaluation.benchmarks import Benchmark
-from orchestration.evaluation.commands import play_missing
+from orchestration.evaluation.play import LocalModel, check_settings, play_missing
 from orchestration.run_folder import write_whole
 
 
-def rate(
-    benchmark: Benchmark,
-    folder: Path,
-    model: Path,
-    *,
-    engine: list[str] | None,
-    generators: int,
-    gpus: float,
-    seed: int,
-) -> dict[str, int]:
-    """How many rollouts solved each problem, by id. Answers are kept in `folder`: an interrupted filter goes on."""
+def rate(benchmark: Benchmark, folder: Path, model: LocalModel, seed: int) -> dict[str, int]:
+    """How many rollouts solved each problem, by id. Answers are kept in `folder`: an interrupted filter goes on.
+
+    Raises `RecipeError` for settings that the model can't do.
+    """
     settings = benchmark.settings
-    described = {"model": str(model), "seed": seed, benchmark.name: settings._asdict()}
-    file = AnswerFile(folder, described)
-    play_missing(
-        [(benchmark, settings)],
-        file,
-        folder,
-        model=model,
-        engine=engine,
-        generators=generators,
-        gpus=gpus,
-        seed=seed,
-    )
+    check_settings(benchmark.name, settings, model)
+    file = AnswerFile(folder, {"model": str(model), "seed": seed, benchmark.name: settings._asdict()})
+    play_missing([(benchmark, settings)], file, folder, model, seed)
     solved = {problem.id: 0 for problem in benchmark.problems}
     for answer in file.answers.values():
         if answer.problem in solved:

@@ -8,15 +8,18 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from env.tool_call import PYTHON_TOOL
+from orchestration.evaluation.benchmarks import Benchmark, Settings
 from orchestration.recipe import RecipeError
 from orchestration.run_folder import write_json
-from policies.trajectory import Finish, Record
+from policies.dialogue import DialogueLimits
+from policies.trajectory import Finish, Problem, Record
 
 ANSWERS_FILE, SETTINGS_FILE = "answers.jsonl", "settings.json"
 
@@ -60,6 +63,60 @@ class Answer(Record):
         return self.finish in ("length", "turns")
 
 
+class Wanted(NamedTuple):
+    """A sample that is to be played."""
+
+    benchmark: Benchmark
+    settings: Settings
+    problem: Problem
+    sample: int
+
+    @property
+    def id(self) -> str:
+        """Unique; what its random streams are named by."""
+        return f"{self.benchmark.name}/{self.problem.id}/{self.sample}"
+
+    @property
+    def limits(self) -> DialogueLimits:
+        return DialogueLimits(
+            max_tokens=self.settings.max_tokens,
+            max_turn_tokens=self.settings.max_tokens,
+            max_turns=self.settings.max_turns,
+            tools=(PYTHON_TOOL,) if self.benchmark.style == "reasoning" else (),
+        )
+
+    def answer(self, end_of_turn: str = "", **played: Any) -> Answer:
+        """What came of it: `played` holds the fields of `Answer` that are not known before.
+
+        A rule grader's verdict takes the place of the dialogue's own. Benchmarks with graders have one turn: that its
+        text holds what looks like a call does not cut it off.
+        """
+        asked = {
+            "benchmark": self.benchmark.name,
+            "problem": self.problem.id,
+            "family": self.problem.family,
+            "question": self.problem.question,
+            "gold": self.problem.gold,
+            "sample": self.sample,
+        }
+        answer = Answer.model_validate(asked | played)
+        if answer.finish == "failed" or self.problem.id not in self.benchmark.graders:
+            return answer
+        said = answer.parts[0].text if answer.parts else ""
+        verdict = self.benchmark.graders[self.problem.id](said.removesuffix(end_of_turn))
+        return answer.model_copy(
+            update={
+                "correct": verdict.correct,
+                "reason": verdict.reason or "right",
+                "figures": verdict.figures,
+                "extracted": "",
+                "finish": "length" if answer.finish == "length" else "answered",
+                "calls": 0,
+                "tool_errors": 0,
+            }
+        )
+
+
 class AnswerFile:
     """The answers of an evaluation, on disk and in memory.
 
@@ -97,6 +154,12 @@ class AnswerFile:
             file.write(answer.model_dump_json() + "\n")
         self.answers[answer.key] = answer
 
-    def missing(self, benchmark: str, problem: str, samples: int) -> list[int]:
-        """The samples of a problem that are not there yet."""
-        return [sample for sample in range(samples) if (benchmark, problem, sample) not in self.answers]
+    def missing(self, chosen: Sequence[tuple[Benchmark, Settings]]) -> list[Wanted]:
+        """The samples of benchmarks that are not there yet."""
+        return [
+            Wanted(benchmark, settings, problem, sample)
+            for benchmark, settings in chosen
+            for problem in benchmark.problems
+            for sample in range(settings.samples)
+            if (benchmark.name, problem.id, sample) not in self.answers
+        ]

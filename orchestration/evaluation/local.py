@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.messages import RunRollout
@@ -11,16 +11,14 @@ from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.ray_stage import RayStage
 from actors.tokenizer import load_chat_format
 from env.preflight import check_host
-from env.tool_call import PYTHON_TOOL
-from orchestration.cast import cast_for
-from orchestration.evaluation.answers import Answer, AnswerFile, Part
-from orchestration.evaluation.benchmarks import PROMPTS, Benchmark, Settings, Style
+from orchestration.cast import cast_for, enter
+from orchestration.evaluation.answers import Answer, Part, Wanted
+from orchestration.evaluation.benchmarks import PROMPTS, Style
 from orchestration.preflight import HostUnfit, model_shape
 from orchestration.recipe import Recipe, validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
-from policies.dialogue import DialogueLimits
-from policies.trajectory import Problem, Trajectory
+from policies.trajectory import Trajectory
 
 ROLLOUT_DEADLINE_S = 7200.0
 CPU_KV_TOKENS = 32_768
@@ -31,13 +29,13 @@ AT_ONCE = 512
 
 
 def recipe_for(
-    model: Path, style: Style, longest: int, *, engine: dict[str, object], generators: int, gpus: float, seed: int
+    model: Path, style: Style, longest: int, *, engine: Sequence[str], generators: int, gpus: float, seed: int
 ) -> Recipe:
     """A recipe whose cast plays a benchmark of one style: as for training, but nothing is learned.
 
     Args:
         longest: tokens of the longest sequence.
-        engine: `generators.engine` of recipes, where it differs from the defaults.
+        engine: overrides of `generators.engine`, such as `dtype=float32`.
         gpus: of each generator.
     """
     limits = {"max_tokens": longest, "max_turn_tokens": longest}
@@ -47,13 +45,14 @@ def recipe_for(
             "seed": seed,
             "model": {"path": str(model)},
             "prompt": PROMPTS[style].model_dump(),
-            "generators": {"count": generators, "gpus": gpus, "engine": _engine(longest, gpus) | engine},
+            "generators": {"count": generators, "gpus": gpus, "engine": _engine(longest, gpus)},
             "environments": {"count": 1},
             "rollouts": {"count": 1},
             "evaluation": {"limits": limits},
             "stages": {"none": {"kind": "reinforce", "steps": 1, "limits": limits}},
         },
         "evaluation",
+        [f"generators.engine.{override}" for override in engine],
     )
 
 
@@ -76,71 +75,41 @@ def check_local(recipe: Recipe) -> None:
         raise HostUnfit("this machine can't run models' code:\n  " + "\n  ".join(faults))
 
 
-async def play_locally(
-    recipe: Recipe,
-    benchmarks: list[tuple[Benchmark, Settings]],
-    file: AnswerFile,
-    folder: Path,
-    advance: Callable[[Answer], None],
-) -> None:
-    """Play what the file lacks; the benchmarks share one style."""
+async def play_locally(recipe: Recipe, wanted: Sequence[Wanted], folder: Path, keep: Callable[[Answer], None]) -> None:
+    """Play what is wanted, all of one style; `keep` takes each answer when it is there."""
     model = recipe.model.path
     assert model is not None, "`recipe_for` names a model on disk"
     cast = cast_for(recipe, model=model, folder=folder, run_id=folder.name)
     chat = load_chat_format(str(model), recipe.prompt)
     async with RayStage(seed=recipe.seed, name=folder.name, log_dir=folder / "logs") as stage:
-        await stage.spawn(cast.balancer)
         # Nothing is learned; the director is there for its supervision of generators.
-        await stage.spawn(*[part for part in cast.parts() if part is not cast.balancer and part is not cast.learner])
+        await enter(stage, cast, without=cast.learner)
         rollouts = [ActorRef(part.name) for part in cast.rollouts]
         places = asyncio.Semaphore(AT_ONCE)
-        wanted = [
-            (benchmark, settings, problem, sample)
-            for benchmark, settings in benchmarks
-            for problem in benchmark.problems
-            for sample in file.missing(benchmark.name, problem.id, settings.samples)
-        ]
 
-        async def one(index: int, benchmark: Benchmark, settings: Settings, problem: Problem, sample: int) -> None:
+        async def one(index: int, each: Wanted) -> None:
             async with places:
-                request = _request(benchmark, settings, problem, sample)
-                answer = await _play(stage.port, rollouts[index % len(rollouts)], request, benchmark, chat)
-            file.add(answer)
-            advance(answer)
+                answer = await _play(stage.port, rollouts[index % len(rollouts)], each, chat)
+            keep(answer)
 
-        await asyncio.gather(*[one(index, *each) for index, each in enumerate(wanted)])
+        await asyncio.gather(*[one(index, each) for index, each in enumerate(wanted)])
 
 
-def _request(benchmark: Benchmark, settings: Settings, problem: Problem, sample: int) -> RunRollout:
-    return RunRollout(
-        id=f"{benchmark.name}/{problem.id}/{sample}",
-        group=f"{benchmark.name}/{problem.id}",
-        sample=sample,
-        stage=benchmark.name,
+async def _play(port: Port, rollout: ActorRef, wanted: Wanted, chat: ChatFormat) -> Answer:
+    request = RunRollout(
+        id=wanted.id,
+        group=f"{wanted.benchmark.name}/{wanted.problem.id}",
+        sample=wanted.sample,
+        stage=wanted.benchmark.name,
         step=0,
-        problem=problem,
-        limits=DialogueLimits(
-            max_tokens=settings.max_tokens,
-            max_turn_tokens=settings.max_tokens,
-            max_turns=settings.max_turns,
-            tools=(PYTHON_TOOL,) if benchmark.style == "reasoning" else (),
-        ),
-        temperature=settings.temperature,
+        problem=wanted.problem,
+        limits=wanted.limits,
+        temperature=wanted.settings.temperature,
     )
-
-
-async def _play(port: Port, rollout: ActorRef, request: RunRollout, benchmark: Benchmark, chat: ChatFormat) -> Answer:
     try:
         finished = await port.ask(rollout, request, ROLLOUT_DEADLINE_S)
     except ActorError as error:
-        problem = request.problem
-        return Answer(
-            benchmark=benchmark.name,
-            problem=problem.id,
-            family=problem.family,
-            question=problem.question,
-            gold=problem.gold,
-            sample=request.sample,
+        return wanted.answer(
             parts=(),
             correct=False,
             reason=str(error),
@@ -150,23 +119,17 @@ async def _play(port: Port, rollout: ActorRef, request: RunRollout, benchmark: B
             calls=0,
             tool_errors=0,
         )
-    return answer_of(finished.trajectory, benchmark, chat)
+    return answer_of(finished.trajectory, wanted, chat)
 
 
-def answer_of(trajectory: Trajectory, benchmark: Benchmark, chat: ChatFormat) -> Answer:
-    """What is kept of a trajectory; a rule grader's verdict takes the place of the dialogue's own."""
-    parts = tuple(
-        Part(who="model" if span.kind == "model" else "tool", text=chat.decode(tokens.unpack_ids(span.ids)))
-        for span in trajectory.spans[1:]
-    )
-    answer = Answer(
-        benchmark=benchmark.name,
-        problem=trajectory.problem.id,
-        family=trajectory.problem.family,
-        question=trajectory.problem.question,
-        gold=trajectory.problem.gold,
-        sample=trajectory.sample,
-        parts=parts,
+def answer_of(trajectory: Trajectory, wanted: Wanted, chat: ChatFormat) -> Answer:
+    """What is kept of a trajectory."""
+    return wanted.answer(
+        chat.end_of_turn,
+        parts=tuple(
+            Part(who="model" if span.kind == "model" else "tool", text=chat.decode(tokens.unpack_ids(span.ids)))
+            for span in trajectory.spans[1:]
+        ),
         extracted=trajectory.verdict.extracted,
         correct=trajectory.verdict.correct,
         reason=trajectory.verdict.reason,
@@ -175,27 +138,4 @@ def answer_of(trajectory: Trajectory, benchmark: Benchmark, chat: ChatFormat) ->
         turns=trajectory.turns,
         calls=len(trajectory.calls),
         tool_errors=trajectory.tool_errors,
-    )
-    return graded(answer, benchmark, chat.end_of_turn)
-
-
-def graded(answer: Answer, benchmark: Benchmark, end_of_turn: str = "") -> Answer:
-    """The answer with its rule grader's verdict, if the benchmark has graders.
-
-    Such a benchmark has one turn: that its text holds what looks like a call does not cut it off.
-    """
-    if answer.problem not in benchmark.graders:
-        return answer
-    said = answer.parts[0].text if answer.parts else ""
-    verdict = benchmark.graders[answer.problem](said.removesuffix(end_of_turn))
-    return answer.model_copy(
-        update={
-            "correct": verdict.correct,
-            "reason": verdict.reason or "right",
-            "figures": verdict.figures,
-            "extracted": "",
-            "finish": "length" if answer.finish == "length" else "answered",
-            "calls": 0,
-            "tool_errors": 0,
-        }
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestration.evaluation.answers import Answer
-from orchestration.evaluation.summary import BenchmarkSummary, percent
+from orchestration.evaluation.summary import BenchmarkSummary, percent, rows
 from orchestration.run_folder import write_whole
 
 STYLE = """
@@ -40,27 +40,20 @@ def write_page(
 
 
 def _figures(summaries: Sequence[BenchmarkSummary]) -> str:
-    heads = ("benchmark", "problems", "avg@k", "pass@k", "maj@k", "tokens", "calls", "tool errors", "cut off")
-    rows = []
-    for each in summaries:
-        passes = "<br>".join(f"@{k}: {percent(found)}" for k, found in each.pass_at.items())
-        cells = (
-            escape(each.name),
-            f"{each.problems} x {each.samples}" + (f", {each.incomplete} not complete" if each.incomplete else ""),
-            percent(each.average),
-            passes,
-            "-" if each.majority is None else percent(each.majority),
-            f"{each.response_tokens:.0f}",
-            f"{each.calls:.2f}",
-            f"{each.tool_error_share:.1%}",
-            f"{each.truncated_share:.1%}",
-        )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-        details = [f"{name}: {percent(found)}" for name, found in each.families.items()]
-        details += [f"{name}: {value:.1%}" for name, value in each.figures.items()]
-        if details:
-            rows.append(f"<tr><td></td><td colspan='8' class='quiet'>{escape('; '.join(details))}</td></tr>")
-    return "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>" + "".join(rows) + "</table>"
+    names = "".join(f"<th>{escape(each.name)}</th>" for each in summaries)
+    told = [*rows(summaries), ("", ["; ".join(_details(each)) for each in summaries])]
+    lines = [
+        f"<tr><th>{escape(title)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+        for title, cells in told
+        if any(cells)
+    ]
+    return f"<table><tr><th></th>{names}</tr>{''.join(lines)}</table>"
+
+
+def _details(summary: BenchmarkSummary) -> list[str]:
+    """By family, and what a rule grader says besides."""
+    families = [f"{name}: {percent(found)}" for name, found in summary.families.items()]
+    return families + [f"{name}: {value:.1%}" for name, value in summary.figures.items()]
 
 
 def _benchmark(name: str, answers: Sequence[Answer]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import batched
 from typing import Any
 
 from rich.table import Table
@@ -12,6 +13,9 @@ from rich.table import Table
 from orchestration.evaluation.answers import Answer
 from orchestration.evaluation.estimators import Estimate, Vote, majority, over_problems, pass_at_k
 from policies.answers.notation import Unreadable, normalise
+
+SIDE_BY_SIDE = 3
+"""Benchmarks that fit into a terminal of 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,38 +133,39 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def table(summaries: Sequence[BenchmarkSummary]) -> Table:
-    """For a terminal."""
-    shown = Table(title="evaluation (95% intervals)")
-    for column in (
-        "benchmark",
-        "problems",
-        "avg@k",
-        "pass@k",
-        "maj@k",
-        "tokens",
-        "turns",
-        "calls",
-        "tool errors",
-        "cut off",
-    ):
-        shown.add_column(column)
-    for each in summaries:
-        shown.add_row(
-            each.name,
-            f"{each.problems} x {each.samples}",
-            percent(each.average),
-            percent(each.pass_at[each.samples]),
-            "-" if each.majority is None else percent(each.majority),
-            f"{each.response_tokens:.0f}",
-            f"{each.turns:.1f}",
-            f"{each.calls:.2f}",
-            f"{each.tool_error_share:.1%}",
-            f"{each.truncated_share:.1%}",
-        )
-    return shown
+def rows(summaries: Sequence[BenchmarkSummary]) -> list[tuple[str, list[str]]]:
+    """What people read: each figure's title, and the figure of each benchmark."""
+    draws = sorted({k for each in summaries for k in each.pass_at})
+    titled: list[tuple[str, Callable[[BenchmarkSummary], str]]] = [
+        ("problems", lambda each: f"{each.problems}" + f" ({each.incomplete} not whole)" * bool(each.incomplete)),
+        ("samples (k)", lambda each: str(each.samples)),
+        ("avg@k", lambda each: percent(each.average)),
+        *[(f"pass@{k}", lambda each, k=k: percent(each.pass_at.get(k))) for k in draws],
+        ("maj@k", lambda each: percent(each.majority)),
+        ("tokens", lambda each: f"{each.response_tokens:.0f}"),
+        ("turns", lambda each: f"{each.turns:.1f}"),
+        ("calls", lambda each: f"{each.calls:.2f}"),
+        ("tool errors", lambda each: f"{each.tool_error_share:.1%}"),
+        ("cut off", lambda each: f"{each.truncated_share:.1%}"),
+        ("failed", lambda each: str(each.failed)),
+    ]
+    return [(title, [told(each) for each in summaries]) for title, told in titled]
 
 
-def percent(estimate: Estimate) -> str:
-    """An estimate as people read it."""
+def tables(summaries: Sequence[BenchmarkSummary]) -> Iterator[Table]:
+    """For a terminal of 80 columns: a row for each figure, a few benchmarks side by side."""
+    for some in batched(summaries, SIDE_BY_SIDE):
+        shown = Table(title="evaluation (95% intervals)", title_justify="left")
+        shown.add_column("")
+        for each in some:
+            shown.add_column(each.name, justify="right")
+        for title, values in rows(some):
+            shown.add_row(title, *values)
+        yield shown
+
+
+def percent(estimate: Estimate | None) -> str:
+    """An estimate as people read it; a dash where there is none."""
+    if estimate is None:
+        return "-"
     return f"{estimate.mean:.1%} ({100 * estimate.low:.1f}–{100 * estimate.high:.1f})"

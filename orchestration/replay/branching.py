@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from actors.system.actor import seed_for
 from actors.tokenizer import load_chat_format
 from actors.verification import Verifier
 from env.interpreters import Interpreters
-from orchestration.engine_environment import QUIET_ENGINE
 from orchestration.hosted_engine import hosted_engine
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.replay.recorded_run import RecordedRun
@@ -106,8 +104,10 @@ def _weights(run: RecordedRun, recipe: Recipe, stage: str, checkpoint: str | Non
 
 
 async def branched(trajectory: Trajectory, asked: AskedBranching) -> list[Trajectory]:
-    """Start an engine and a sandbox, and continue the trajectory. Raises what `branch` raises."""
-    os.environ.update(QUIET_ENGINE)  # before vLLM is imported
+    """Start an engine and a sandbox, and continue the trajectory. Raises what `branch` raises.
+
+    Needs a process prepared by `orchestration.engine_environment`.
+    """
     recipe, branching = asked.recipe, asked.branching
     chat = load_chat_format(str(asked.model), recipe.prompt)
     forwarded(trajectory, chat, branching, trajectory.id)  # before half a minute is spent on an engine

@@ -19,6 +19,7 @@ from rich.console import Console
 from actors.storage.frames import ArchiveCorrupt, ArchiveError
 from orchestration.archive.commands import ArchivePath, Where
 from orchestration.archive.selection import SelectionError, parse_condition, select
+from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.terminal import AsJson, console, run_interruptibly
@@ -231,6 +232,8 @@ def trajectory(
     as_json: AsJson = False,
 ) -> None:
     """Step through one trajectory; or branch off at a turn, with another checkpoint or temperature."""
+    if turn is not None:
+        host_engine_here()
     from actors.engines.engine import EngineFailed
     from orchestration.archive.export import columns
     from orchestration.archive.source import decode_as_numbers, load_decode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest_asyncio
 from actors.engines.vllm_engine import VllmEngine
 from actors.engines.vllm_options import VllmOptions
 from actors.system.clock import RealClock
-from orchestration.engine_environment import QUIET_ENGINE
+from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import ModelSettings, ScratchModel
 from orchestration.tiny_model import write_scratch_model
 
@@ -31,7 +30,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine(tiny_model: Path) -> AsyncIterator[VllmEngine]:
-    os.environ.update(QUIET_ENGINE)
+    host_engine_here()
     thread = ThreadPoolExecutor(1)
 
     async def offload(cost: Any, work: Any) -> Any:

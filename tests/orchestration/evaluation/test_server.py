@@ -39,7 +39,7 @@ def script(messages: list[dict[str, Any]], _: dict[str, Any]) -> tuple[str, str]
 
 
 async def play(url: str, file: AnswerFile, benchmark: Benchmark = BENCHMARK, name: str | None = None) -> None:
-    await Server(url, name, "none").play([(benchmark, benchmark.settings)], file, lambda answer: None)
+    await Server(url, name, "none").play(file.missing([(benchmark, benchmark.settings)]), file.add)
 
 
 async def test_code_runs_here_and_answers_are_judged(tmp_path: Path) -> None:
@@ -80,6 +80,21 @@ async def test_an_evaluation_goes_on_where_it_was_cut_off(tmp_path: Path) -> Non
         await play(url, again, only_half)
     assert len(asked) == 1 and len(AnswerFile(tmp_path, {"a": 1}).answers) == 2
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 2
+
+
+async def test_each_turn_draws_from_a_stream_of_its_own_and_an_evaluation_repeats_them(tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    def noting(messages: list[dict[str, Any]], request: dict[str, Any]) -> tuple[str, str]:
+        seeds.append(request["seed"])
+        return script(messages, request)
+
+    async with scripted_chat_server(noting) as url:
+        await play(url, AnswerFile(tmp_path / "once", {}))
+        once, seeds = sorted(seeds), []
+        await play(url, AnswerFile(tmp_path / "again", {}))
+    assert len(once) == len(set(once)) == 2 * (2 + 1 + 1 + 2)
+    assert sorted(seeds) == once and 0 <= once[0] and once[-1] < 1 << 63
 
 
 def test_other_settings_are_refused_in_the_same_folder(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from orchestration.evaluation.answers import Answer, Part
 from orchestration.evaluation.page import write_page
-from orchestration.evaluation.summary import powers_of_two, summarise
+from orchestration.evaluation.summary import powers_of_two, summarise, tables
 
 
 def answer(problem: str, sample: int, extracted: str, correct: bool, **more: object) -> Answer:
@@ -68,6 +70,26 @@ def test_without_a_whole_problem_there_are_no_figures() -> None:
 
 def test_k_goes_in_powers_of_two_to_the_number_of_samples() -> None:
     assert (powers_of_two(16), powers_of_two(6), powers_of_two(1)) == ([1, 2, 4, 8, 16], [1, 2, 4, 6], [1])
+
+
+def test_every_word_and_figure_of_the_tables_is_whole_on_80_columns() -> None:
+    all_right = [
+        answer("a1", sample, "1000", True, benchmark="mathematics", response_tokens=29_999) for sample in (0, 1)
+    ]
+    summaries = [
+        summarise("aime24", ANSWERS, 3, values=True),
+        *[summarise("mathematics", all_right, 2, values=True)] * 4,
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in tables(summaries):
+        console.print(table)
+    text = console.export_text()
+    words = text.split()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    for word in ("tool", "errors", "avg@k", "pass@1", "pass@2", "pass@3", "maj@k", "83.3%", "50.0%", "29999"):
+        assert word in words
+    assert words.count("mathematics") == 4 and words.count("aime24") == 1, "no benchmark is lost"
+    assert words.count("100.0%") == 4 * 4 + 1, "avg@k, pass@1, pass@2 and maj@k; pass@3 of aime24"
 
 
 def test_the_page_holds_every_answer_and_nothing_that_a_browser_would_run(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Plays what an evaluation lacks, on a local model or on a server."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.system.actor import ActorError
+from actors.system.stage import ActorStartFailed
+from orchestration.evaluation.answers import Answer, AnswerFile, Wanted
+from orchestration.evaluation.benchmarks import Benchmark, Settings, Style
+from orchestration.preflight import longest_sequence
+from orchestration.recipe import RecipeError
+from orchestration.terminal import console, run_interruptibly, told
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that is played by actors of our own."""
+
+    path: Path
+    """A folder in Hugging Face format."""
+    engine: tuple[str, ...] = ()
+    """Overrides of `generators.engine`, such as `dtype=float32`."""
+    generators: int = 1
+    gpus: float = 0
+    """Of each generator; 0: on the CPU."""
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model behind a URL."""
+
+    url: str
+    name: str | None = None
+    """None: the only one that the server has."""
+
+    def __str__(self) -> str:
+        return f"{self.url} {self.name or ''}".strip()
+
+
+def check_settings(name: str, settings: Settings, model: LocalModel | ServedModel) -> None:
+    """Raise `RecipeError` for settings that make no sense, or that the model can't do."""
+    if settings.temperature == 0 and settings.samples > 1:
+        raise RecipeError(f"{name}: {settings.samples} samples at temperature 0 are all the same; give --samples 1")
+    if isinstance(model, LocalModel) and settings.max_tokens > (longest := longest_sequence(model.path)):
+        raise RecipeError(
+            f"{name}: {settings.max_tokens} tokens are more than {model} takes; give --max-tokens {longest}"
+        )
+
+
+def play_missing(
+    chosen: Sequence[tuple[Benchmark, Settings]],
+    file: AnswerFile,
+    folder: Path,
+    model: LocalModel | ServedModel,
+    seed: int,
+) -> None:
+    """Play the answers that a file lacks, with a progress display; what fails ends the command."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    missing = file.missing(chosen)
+    wanted = sum(len(benchmark.problems) * settings.samples for benchmark, settings in chosen)
+    console.print(
+        f"{wanted} answers, {wanted - len(missing)} of them there already; folder: {folder}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if not missing:
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with told("the evaluation failed", ActorError, ActorStartFailed), Progress(*columns, console=console) as progress:
+        task = progress.add_task("answers", total=len(missing))
+        right = Counter[bool]()
+
+        def keep(answer: Answer) -> None:
+            file.add(answer)
+            right[answer.correct] += 1
+            progress.update(task, advance=1, description=f"answers ({right[True]} of {right.total()} right)")
+
+        if isinstance(model, ServedModel):
+            run_interruptibly(_on_server(model, seed, missing, keep))
+        else:
+            _locally(model, seed, missing, folder, keep)
+
+
+async def _on_server(model: ServedModel, seed: int, wanted: Sequence[Wanted], keep: Callable[[Answer], None]) -> None:
+    from orchestration.evaluation.server import Server
+
+    await Server(model.url, model.name, os.environ.get("OPENAI_API_KEY", "none"), seed=seed).play(wanted, keep)
+
+
+def _locally(
+    model: LocalModel, seed: int, wanted: Sequence[Wanted], folder: Path, keep: Callable[[Answer], None]
+) -> None:
+    """One cast for each style: its prompts differ."""
+    from orchestration.evaluation.local import check_local, play_locally, recipe_for
+
+    by_style: dict[Style, list[Wanted]] = defaultdict(list)
+    for each in wanted:
+        by_style[each.benchmark.style].append(each)
+    recipes = {
+        style: recipe_for(
+            model.path,
+            style,
+            max(each.settings.max_tokens for each in group),
+            engine=model.engine,
+            generators=model.generators,
+            gpus=model.gpus,
+            seed=seed,
+        )
+        for style, group in by_style.items()
+    }
+    for recipe in recipes.values():
+        check_local(recipe)
+
+    async def all_of_them() -> None:
+        for style, group in by_style.items():
+            await play_locally(recipes[style], group, folder, keep)
+
+    run_interruptibly(all_of_them())
