@@ -105,5 +105,5 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file so that readers see the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
-    aside.write_text(text)
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)
