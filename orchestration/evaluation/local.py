@@ -16,7 +16,8 @@ from orchestration.cast import cast_for
 from orchestration.evaluation.answers import Answer, AnswerFile, Part
 from orchestration.evaluation.benchmarks import PROMPTS, Benchmark, Settings, Style
 from orchestration.preflight import HostUnfit, model_shape
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.dialogue import DialogueLimits

@@ -19,7 +19,8 @@ from rich.console import Console
 from actors.storage.frames import ArchiveCorrupt, ArchiveError
 from orchestration.archive.commands import ArchivePath, Where
 from orchestration.archive.selection import SelectionError, parse_condition, select
-from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.terminal import AsJson, console, run_interruptibly
 

@@ -14,7 +14,8 @@ from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
-from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 

@@ -18,7 +18,8 @@ from actors.storage.writer import ArchiveWriter
 from actors.system.actor import ActorRef
 from orchestration.cli import app
 from orchestration.metrics import JsonlMetrics
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
 from orchestration.replay.learner import learning_batch
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.run_folder import write_recipe
