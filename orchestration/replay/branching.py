@@ -79,9 +79,13 @@ def branching_of(
     """Fill in from the run what is None. Raises `RecipeError` for weights that there are not."""
     recipe = run.required_recipe()
     limits, own_temperature = stage_limits(recipe, trajectory.stage)
+    if checkpoint is None:
+        model = run.weights_of(recipe, trajectory.stage, "--checkpoint")
+    else:
+        model = _named_weights(run, recipe, checkpoint)
     return AskedBranching(
         recipe=recipe,
-        model=_weights(run, recipe, trajectory.stage, checkpoint),
+        model=model,
         branching=Branching(
             turn=turn,
             samples=samples,
@@ -92,12 +96,8 @@ def branching_of(
     )
 
 
-def _weights(run: RecordedRun, recipe: Recipe, stage: str, checkpoint: str | None) -> Path:
-    """The folder of a named checkpoint; None: the one that the stage began with, or that the evaluation is of."""
-    if checkpoint is None:
-        names = list(recipe.stages)
-        place = names.index(stage) if stage in names else -1
-        checkpoint = names[place - 1] if place > 0 else stage.removeprefix("evaluation-")
+def _named_weights(run: RecordedRun, recipe: Recipe, checkpoint: str) -> Path:
+    """The folder of a checkpoint that is named by its stage or its path. Raises `RecipeError`."""
     found = run.checkpoint(checkpoint) or Path(checkpoint)
     if not (found / "config.json").exists():
         kept = [name for name in recipe.stages if run.checkpoint(name) is not None]

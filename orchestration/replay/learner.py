@@ -108,7 +108,7 @@ def replay_learner(
     Raises `RecipeError` for stages that can't be replayed, and what `load_model` and `Trainer.step` raise.
     """
     chosen = _chosen(run, recipe, stages)
-    folder = start or _began_with(run, recipe, next(iter(chosen)))
+    folder = start or run.weights_of(recipe, next(iter(chosen)), "--from")
     torch.manual_seed(recipe.seed)
     torch.use_deterministic_algorithms(True)  # an operation that can't give the same bits twice raises
     trainer = trainer_on_threads(load_model(folder, recipe.model.dtype), recipe.learner.threads)
@@ -227,19 +227,6 @@ def _chosen(run: RecordedRun, recipe: Recipe, stages: Sequence[str] | None) -> d
         if name not in stored:
             raise RecipeError(f"--stages: {name!r} can't be replayed; choose of {', '.join(stored)}")
     return {name: options for name, options in stored.items() if stages is None or name in stages}
-
-
-def _began_with(run: RecordedRun, recipe: Recipe, stage: str) -> Path:
-    """The weights that a stage of the run began with. Raises `RecipeError` if they are gone."""
-    names = list(recipe.stages)
-    place = names.index(stage)
-    if place:
-        found, what = run.checkpoint(names[place - 1]), f"the checkpoint of stage {names[place - 1]!r}"
-    else:
-        found, what = recipe.model.path or run.folder / "model", "the model that the run started from"
-    if found is None or not (found / "config.json").exists():
-        raise RecipeError(f"{what} is not in {run.folder}; say with --from where the model to start from is")
-    return found
 
 
 def _recorded_options(run: RecordedRun, stage: str) -> ReinforcementOptions | None:

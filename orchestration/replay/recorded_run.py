@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from actors.storage.frames import ArchiveError
+from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
@@ -23,8 +23,8 @@ from policies.trajectory import Trajectory
 class RecordedRun:
     """What a run left behind.
 
-    Raises `ArchiveError` if there is no archive at `path`, or if a part of it is damaged: a replay of what is left
-    would be one of another run.
+    Raises `ArchiveError` if there is no archive at `path`, and `ArchiveCorrupt` if a part of it is damaged: a replay of
+    what is left would be one of another run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class RecordedRun:
         self.folder = self.archive.folder.parent
         damaged = [flaw for flaw in self.archive.flaws if not flaw.torn]
         if damaged:
-            raise ArchiveError(f"the archive is damaged: {damaged[0]}")
+            raise ArchiveCorrupt(f"the archive is damaged: {damaged[0]}")
 
     @cached_property
     def recipe(self) -> Recipe | None:
@@ -86,6 +86,27 @@ class RecordedRun:
         """The weights that a stage ended with, if they were kept."""
         path = self.folder / "checkpoints" / stage
         return path if (path / "config.json").exists() else None
+
+    def weights_of(self, recipe: Recipe, stage: str, option: str) -> Path:
+        """The weights that a stage began with, or that an evaluation was of.
+
+        Args:
+            option: that gives other ones, for the message.
+
+        Raises `RecipeError` if they are gone.
+        """
+        names, evaluated = list(recipe.stages), stage.removeprefix("evaluation-")
+        if stage in names:
+            after = names[names.index(stage) - 1] if stage != names[0] else None
+        else:
+            after = evaluated if evaluated in names else None  # else what it was of is what training began with
+        if after is None:
+            found, what = recipe.model.path or self.folder / "model", "the model that the run started from"
+        else:
+            found, what = self.checkpoint(after), f"the checkpoint of stage {after!r}"
+        if found is None or not (found / "config.json").exists():
+            raise RecipeError(f"{what} is not in {self.folder}; say with {option} where the weights are")
+        return found
 
 
 def group_number(row: IndexRow) -> int:
