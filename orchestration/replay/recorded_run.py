@@ -13,6 +13,7 @@ from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
+from orchestration.archived_workload import recorded_stages
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
@@ -53,7 +54,7 @@ class RecordedRun:
 
     def stages(self) -> list[str]:
         """Stages that have rollouts, evaluations among them, in the order in which they were first stored."""
-        return list(dict.fromkeys(row.stage for row in self.rows))
+        return recorded_stages(self.archive)
 
     def reinforced(self, recipe: Recipe) -> dict[str, ReinforcementOptions]:
         """The recipe's stages of reinforcement that have stored rollouts, in the recipe's order."""
@@ -79,8 +80,11 @@ class RecordedRun:
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""
-        records = of_kind(read_metrics(self.folder / METRICS_FILE), kind)
-        return {int(record["step"]) - 1: record for record in records if record["stage"] == stage}
+        return {int(each["step"]) - 1: each for each in of_kind(self._records, kind) if each["stage"] == stage}
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return read_metrics(self.folder / METRICS_FILE)
 
     def checkpoint(self, stage: str) -> Path | None:
         """The weights that a stage ended with, if they were kept."""
