@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from actors.messages import (
     DescribeBalancer,
@@ -30,11 +28,11 @@ from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.storage.trained_steps import batch_digest
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
-from policies.grouping import LearningBatch, add_groups, resampling_random, shuffled_rewards
+from policies.grouping import LearningBatch, StepRounds, resampling_random
 from policies.move_on import READ_BY_THE_RULE, reason_to_move_on
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
-from policies.trajectory import Trajectory, WeightsVersion
+from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +55,6 @@ LEARNER_FIGURES = tuple(
 """Figures that each step has: None where nothing could be learned."""
 LEARN_DEADLINE_S = 3600.0
 STATUS_DEADLINE_S = 60.0
-
-
-@dataclass(slots=True)
-class _Played:
-    """The rollouts of one step, of all its rounds, and what is learned from them."""
-
-    sampled: Sampled = field(default_factory=Sampled)
-    batch: LearningBatch = field(default_factory=LearningBatch)
-    rounds: int = 0
 
 
 class Reinforcement:
@@ -127,30 +116,30 @@ class Reinforcement:
         options: ReinforcementOptions = self._options
         clock, start = self._port.clock, self._port.clock.now_ns()
         before = await self._statuses()
-        played = await self._play(step)
+        sampled, rounds = await self._play(step)
         rollout_s = seconds_since(clock, start)
         load = await self._load_figures(before, rollout_s)
         learn_start = clock.now_ns()
-        learned = await self._learn(step, played)
+        learned = await self._learn(step, rounds.batch)
         learn_s = seconds_since(clock, learn_start)
         sync_start = clock.now_ns()
         version = await self._sync()
         total_s = seconds_since(clock, start)
-        figures = rollout_figures(played.sampled.trajectories)
+        figures = rollout_figures(sampled.trajectories)
         model_tokens = figures.get("model_tokens") or 0.0
         learned_by = version if learned["learner_skipped"] else version._replace(step=version.step - 1)
         return version, (
             figures
             | load
             | learned
-            | staleness_figures(played.sampled.trajectories, learned_by)
-            | played.batch.figures()
+            | staleness_figures(sampled.trajectories, learned_by)
+            | rounds.batch.figures()
             | {
-                "solved_share": sum(any(t.verdict.correct for t in group) for group in played.sampled.groups)
-                / len(played.sampled.groups),
-                "dropped": float(len(played.sampled.dropped)),
-                "refill_rounds": float(played.rounds - 1),
-                "refill_groups": float(len(played.sampled.groups) - options.prompts),
+                "solved_share": sum(any(t.verdict.correct for t in group) for group in sampled.groups)
+                / len(sampled.groups),
+                "dropped": float(len(sampled.dropped)),
+                "refill_rounds": float(rounds.count - 1),
+                "refill_groups": float(len(sampled.groups) - options.prompts),
                 "tokens_per_s": model_tokens / rollout_s,
                 "step_tokens_per_s": model_tokens / total_s,
                 "time_rollout_s": rollout_s,
@@ -160,15 +149,12 @@ class Reinforcement:
             }
         )
 
-    async def _play(self, step: int) -> _Played:
-        """The groups of a step; with dynamic sampling, in as many rounds as it takes, within its bound."""
-        options, refill = self._options, self._options.dynamic_sampling
-        wanted = options.prompts if refill is None or refill.groups is None else refill.groups
-        rounds = 1 if refill is None else 1 + refill.rounds
-        played, count = _Played(), options.prompts
-        # Of this step alone: a run that goes on from here draws the same.
-        rng = resampling_random(self._run_seed, self._name, step)
-        while played.rounds < rounds and count > 0:
+    async def _play(self, step: int) -> tuple[Sampled, StepRounds]:
+        """The groups of a step, and what is learned from them; with dynamic sampling, in as many rounds as it takes."""
+        options, played = self._options, Sampled()
+        # Draws of this step alone: a run that goes on from here draws the same.
+        rounds = StepRounds(options, resampling_random(self._run_seed, self._name, step))
+        while count := rounds.wanted:
             sampled = await self._sampler.sample(
                 [self._stream.problem(self._cursor + index) for index in range(count)],
                 options.sampled,
@@ -176,29 +162,22 @@ class Reinforcement:
                 step=step,
                 limits=self._limits,
                 temperature=options.temperature,
-                first_group=len(played.sampled.groups),
+                first_group=len(played.groups),
             )
             self._cursor += count
-            played.rounds += 1
-            played.sampled.groups += sampled.groups
-            played.sampled.dropped += sampled.dropped
-            add_groups(played.batch, sampled.groups, self._rewards(sampled.trajectories, rng), options, rng)
-            count = wanted - played.batch.groups_with_signal
-        return played
+            played.groups += sampled.groups
+            played.dropped += sampled.dropped
+            rounds.add(sampled.groups)
+        return played, rounds
 
-    def _rewards(self, trajectories: list[Trajectory], rng: random.Random) -> dict[str, float]:
-        if self._options.rewards == "shuffled":
-            return shuffled_rewards(trajectories, rng)
-        return {trajectory.id: trajectory.reward for trajectory in trajectories}
-
-    async def _learn(self, step: int, played: _Played) -> Figures:
-        if not played.batch.sequences:  # no group carries signal: nothing to learn from
+    async def _learn(self, step: int, batch: LearningBatch) -> Figures:
+        if not batch.sequences:  # no group carries signal: nothing to learn from
             return dict.fromkeys(LEARNER_FIGURES) | {"learner_skipped": 1.0}
-        blob = await self._port.blobs.put(tuple(played.batch.sequences))
+        blob = await self._port.blobs.put(tuple(batch.sequences))
         request = Learn(step_id=f"{self._name}/{step}", kind="reinforce", blob=blob.key)
         learned = await self._port.ask(self._learner, request, LEARN_DEADLINE_S)
         await self._port.blobs.drop(blob)
-        await self._record(step, played.batch, learned)
+        await self._record(step, batch, learned)
         figures: Figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
         return dict.fromkeys(LEARNER_FIGURES) | figures
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from actors.storage.reader import Archive
 from actors.storage.trained_steps import FILE, read_trained_steps
-from orchestration.recipe import Recipe, load_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import load_recipe
 from policies.curriculum import ProblemStream
 from policies.stages import ReinforcementOptions
 

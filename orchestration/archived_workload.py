@@ -13,25 +13,20 @@ from orchestration.simulation import stage_options
 from policies.recorded_workload import RecordedWorkload
 
 
-def recorded_stages(path: Path) -> list[str]:
-    """The stages that an archive holds rollouts of, in the order in which they were stored.
-
-    Raises `ArchiveError` if there is no archive.
-    """
-    return list(dict.fromkeys(row.stage for row in Archive(find_archive(path)).rows))
+def recorded_stages(archive: Archive) -> list[str]:
+    """The stages that an archive holds rollouts of, in the order in which they were first stored."""
+    return list(dict.fromkeys(row.stage for row in archive.rows))
 
 
-def archived_workload(path: Path, stages: Mapping[str, str] | None = None) -> RecordedWorkload:
+def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None) -> RecordedWorkload:
     """The rollouts of an archive as a script for simulated engines, environments and dialogues.
 
     Args:
-        path: a run's folder, or a folder of segments.
         stages: stage that will be asked for -> stage that was recorded; None: each recorded stage by its own name.
 
-    Raises `ArchiveError` (`ArchiveCorrupt` for damage) if there is no archive, it can't be read, or it lacks a stage.
+    Raises `ArchiveError` (`ArchiveCorrupt` for damage) if the archive can't be read, or lacks a stage.
     """
-    archive = Archive(find_archive(path))
-    rows = {stage: [row for row in archive.rows if row.stage == stage] for stage in {row.stage for row in archive.rows}}
+    rows = {stage: [row for row in archive.rows if row.stage == stage] for stage in recorded_stages(archive)}
     wanted = {stage: stage for stage in sorted(rows)} if stages is None else dict(stages)
     for recorded in wanted.values():
         if recorded not in rows:
@@ -51,9 +46,10 @@ def workload_for(recipe: Recipe, stage: str, path: Path, recorded: str | None = 
     """
     most = stage_options(recipe, stage).limits.max_tokens
     try:
-        known = recorded_stages(path)
+        archive = Archive(find_archive(path))
+        known = recorded_stages(archive)
         recorded = recorded or (stage if stage in known or len(known) != 1 else known[0])
-        workload = archived_workload(path, {stage: recorded})
+        workload = archived_workload(archive, {stage: recorded})
     except ArchiveError as error:
         raise RecipeError(
             f"--workload {path}: {error}; give an archive, and with --workload-stage the stage to take of it"

@@ -23,7 +23,8 @@ from orchestration.data import commands as data_commands
 from orchestration.data.rows import DataError
 from orchestration.engine_environment import host_engine_here
 from orchestration.evaluation import commands as evaluation_commands
-from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import held
 from orchestration.serve_tools import serve_tools

@@ -3,95 +3,28 @@
 Invariants:
 - any folder gives a page: a run that died, or never started, gets one that says what is missing and why;
 - what the model wrote, and all else that comes from the folder, is escaped: it is text, never markup.
-
-What is read: `recipe.toml` (the run's name and seed), `metrics.jsonl`, `summary.json`, `analysis.json` if it is there
-(`orchestration.analysis_report`), and `examples.json` if it is there: a list of
-`{"title", "problem", "gold", "correct": bool, "parts": [{"kind": "prompt"|"model"|"tool", "text"}]}`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.analysis_report import AnalysisUnreadable, analysis_section, read_analysis
-from orchestration.archive.analysis import Analysis
-from orchestration.metrics import (
-    METRICS_FILE,
-    MetricsUnreadable,
-    Record,
-    figure,
-    of_kind,
-    read_metrics,
-    stages_from_evaluations,
-)
+from orchestration.analysis_report import analysis_section
+from orchestration.metrics import figure, of_kind
 from orchestration.plot_frame import FAINT, FONT, INK
 from orchestration.plots import Drawn, draw_all
 from orchestration.progress import RunTable, format_figure, format_seconds
+from orchestration.report_source import RunFolder, as_list, read_run
+from orchestration.run_folder import write_whole
 
 REPORT_FILE = "report.html"
 _EXAMPLES_SHOWN = 12
 REFRESH_S = 30
-
-
-@dataclass
-class RunFolder:
-    """What could be read of a run, and what could not."""
-
-    path: Path
-    recipe: dict[str, Any] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    analysis: Analysis | None = None
-    missing: list[str] = field(default_factory=list)
-    """Sentences for the reader."""
-
-    @property
-    def name(self) -> str:
-        return str(self.summary.get("name") or self.recipe.get("name") or self.path.resolve().name)
-
-    @property
-    def stages(self) -> list[Mapping[str, Any]]:
-        """Rows of the stage table: the summary's, else what the evaluations say."""
-        told = [row for row in _list(self.summary.get("stages")) if isinstance(row, Mapping)]
-        return told or list(stages_from_evaluations(self.records))
-
-
-def read_run(folder: Path) -> RunFolder:
-    """Read what there is; whatever is absent or broken is named in `missing`.
-
-    Raises `NotADirectoryError` if there is no such folder.
-    """
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a run's folder; give the folder that holds {METRICS_FILE}")
-    run = RunFolder(folder)
-    run.recipe = _read(run, "recipe.toml", tomllib.loads, dict, "the recipe is not shown")
-    run.summary = _read(
-        run, "summary.json", json.loads, dict, "the run has not come to its end; figures are those of its metrics"
-    )
-    if (folder / "examples.json").exists():
-        found = _read(run, "examples.json", json.loads, list, "no trajectories are shown")
-        run.examples = [example for example in found if isinstance(example, dict)]
-    try:
-        run.analysis = read_analysis(folder)
-    except AnalysisUnreadable as error:
-        run.missing.append(str(error))
-    try:
-        run.records = read_metrics(folder / METRICS_FILE)
-        if not run.records:
-            run.missing.append(f"{METRICS_FILE} is absent or empty: the run recorded nothing")
-    except MetricsUnreadable as error:
-        run.missing.append(f"{error}: no plots can be drawn")
-    return run
 
 
 def write_report(run_folder: Path) -> Path:
@@ -99,11 +32,8 @@ def write_report(run_folder: Path) -> Path:
 
     Raises `NotADirectoryError` if there is no such folder.
     """
-    page = render(read_run(run_folder))
     path = run_folder / REPORT_FILE
-    aside = path.with_suffix(".html.part")
-    aside.write_text(page, encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, render(read_run(run_folder)))
     return path
 
 
@@ -141,22 +71,6 @@ def render(run: RunFolder) -> str:
 def _refresh(run: RunFolder) -> str:
     """Has the browser read the page again while the run goes on."""
     return "" if run.summary else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
-
-
-def _read(run: RunFolder, name: str, parse: Any, kind: type, otherwise: str) -> Any:
-    """The parsed content of a file of the run; an empty `kind` and a sentence in `missing` if that fails."""
-    path = run.path / name
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        run.missing.append(f"{name} is absent: {otherwise}")
-    except (ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
-        run.missing.append(f"{name} can't be read ({error}): {otherwise}")
-    else:
-        if isinstance(content, kind):
-            return content
-        run.missing.append(f"{name} does not hold a {kind.__name__}: {otherwise}")
-    return kind()
 
 
 def _lead(run: RunFolder) -> str:
@@ -288,7 +202,7 @@ def _example(example: Mapping[str, Any]) -> str:
     problem = escape(str(example.get("problem", "")))
     gold = f" · answer {escape(str(example['gold']))}" if "gold" in example else ""
     parts = []
-    for part in _list(example.get("parts")):
+    for part in as_list(example.get("parts")):
         if isinstance(part, Mapping):
             kind = _part_kind(part)
             text = escape(str(part.get("text", "")))
@@ -299,10 +213,6 @@ def _example(example: Mapping[str, Any]) -> str:
 def _part_kind(part: Mapping[str, Any]) -> str:
     kind = part.get("kind")
     return kind if kind in ("prompt", "model", "tool") else "other"
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 _STYLE = f"""

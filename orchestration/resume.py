@@ -17,7 +17,8 @@ from actors.storage.checkpoints import newest_checkpoint, set_aside_damaged
 from actors.storage.trained_steps import cut_trained_steps
 from actors.system.leftovers import sweep_leftovers
 from orchestration.metrics import METRICS_FILE, figure, read_metrics
-from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import write_json, write_whole
 from policies.run_progress import NOTHING_DONE, Restoration, RunProgress, next_lineage, same_weights
 from policies.trajectory import UNTRAINED, WeightsVersion

@@ -4,7 +4,9 @@ Invariants:
 - rollouts that the sandbox failed are void: they are counted nowhere;
 - a group whose kept rewards are all equal teaches nothing and is left out, but counted;
 - a masked rollout has its part in the group's baseline and is not learned from; a group of which nothing is left to
-  learn carries no signal.
+  learn carries no signal;
+- a step has as many rounds as its groups ask for, within the bound of dynamic sampling: a replay of the same groups has
+  the same rounds, and the same draws in each.
 """
 
 from __future__ import annotations
@@ -78,6 +80,44 @@ class LearningBatch:
         }
 
 
+class StepRounds:
+    """The rounds in which a step's groups come, and what is learned from them.
+
+    Example:
+        rounds = StepRounds(options, resampling_random(run_seed, stage, step))
+        while count := rounds.wanted:
+            rounds.add(sample(count))
+        learn(rounds.batch)
+    """
+
+    def __init__(self, options: ReinforcementOptions, rng: random.Random) -> None:
+        self._options, self._rng = options, rng
+        self.batch = LearningBatch()
+        self.count = 0
+        """Rounds so far."""
+
+    @property
+    def wanted(self) -> int:
+        """Groups of the next round; 0 where enough carry signal, or no further round is allowed."""
+        options, refill = self._options, self._options.dynamic_sampling
+        if not self.count:
+            return options.prompts
+        if refill is None or self.count > refill.rounds:
+            return 0
+        enough = options.prompts if refill.groups is None else refill.groups
+        return max(0, enough - self.batch.groups_with_signal)
+
+    def add(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Take in a round: finished rollouts, by group."""
+        trajectories = [trajectory for group in groups for trajectory in group]
+        if self._options.rewards == "shuffled":
+            rewards = shuffled_rewards(trajectories, self._rng)
+        else:
+            rewards = {trajectory.id: trajectory.reward for trajectory in trajectories}
+        add_groups(self.batch, groups, rewards, self._options, self._rng)
+        self.count += 1
+
+
 def add_groups(
     batch: LearningBatch,
     groups: Sequence[Sequence[Trajectory]],
@@ -138,7 +178,7 @@ def is_masked(trajectory: Trajectory, masking: MaskingOptions) -> bool:
 
 
 def shuffled_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> dict[str, float]:
-    """The control experiment: the step's rewards, dealt out to its rollouts at random."""
+    """The control experiment: a round's rewards, dealt out to its rollouts at random."""
     values = [trajectory.reward for trajectory in trajectories]
     rng.shuffle(values)
     return {trajectory.id: value for trajectory, value in zip(trajectories, values, strict=True)}

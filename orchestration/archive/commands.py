@@ -47,7 +47,7 @@ SkipDamaged = Annotated[
 
 
 @contextmanager
-def _usable_input() -> Iterator[None]:
+def usable_input() -> Iterator[None]:
     """Damage ends the command with exit code 1; what is wrong with the user's input is a usage error (2)."""
     try:
         yield
@@ -67,7 +67,7 @@ def verify(archive: ArchivePath, as_json: AsJson = False) -> None:
     """Read every byte: name what is torn and what is damaged. Exit code 1 if anything is damaged."""
     from actors.storage.check import check_archive
 
-    with _usable_input():
+    with usable_input():
         check = check_archive(find_archive(archive))
     if as_json:
         print(json.dumps({"damaged": check.damaged, "trajectories": check.trajectories, **asdict(check)}))
@@ -88,7 +88,7 @@ def index(archive: ArchivePath) -> None:
     """Make the indices anew, for an archive whose writer was killed or that has none."""
     from actors.storage.check import write_indices
 
-    with _usable_input():
+    with usable_input():
         print(f"{write_indices(find_archive(archive)):,} trajectories indexed")
 
 
@@ -104,7 +104,7 @@ def export(
     from orchestration.archive.export import EXPORTS
     from orchestration.archive.source import load_decode
 
-    with _usable_input():
+    with usable_input():
         if to.suffix not in EXPORTS:
             raise ArchiveError(f"{to} ends in neither {' nor '.join(EXPORTS)}; the ending says what to write")
         opened, rows = _selected(archive, where)
@@ -121,7 +121,7 @@ def stats(archive: ArchivePath, where: Where = None, as_json: AsJson = False) ->
     from orchestration.archive.stats import stage_stats
     from orchestration.archive.tables import stats_table
 
-    with _usable_input():
+    with usable_input():
         found = stage_stats(_selected(archive, where)[1])
     if as_json:
         print(json.dumps([stage.model_dump() for stage in found]))
@@ -151,7 +151,7 @@ def show(
     from orchestration.archive.source import decode_as_numbers, load_decode
     from orchestration.archive.terminal import Browser
 
-    with _usable_input():
+    with usable_input():
         opened, rows = _selected(archive, where, sort, reverse)
         decode = load_decode(opened.folder, model)
         if html is not None:
@@ -202,7 +202,7 @@ def analyse(
     from orchestration.archive.source import decode_as_numbers, load_decode
     from orchestration.archive.tables import analysis_tables
 
-    with _usable_input():
+    with usable_input():
         opened, rows = _selected(archive, where)
         trajectories = opened.trajectories(rows, on_damage=_tell_damage if skip_damaged else None)
         found = ask(trajectories, load_decode(opened.folder, model) or decode_as_numbers, top)
@@ -226,7 +226,7 @@ def bench_archive(
     from orchestration.archive.tables import bench_table
     from orchestration.bench.archive import bench_archive as measure
 
-    with _usable_input():
+    with usable_input():
         source = None if archive is None else find_archive(archive)
         found = measure(trajectories=trajectories, rounds=rounds, archive=source)
     if as_json:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestration.archive.analysis import OPENING_TOKENS, Analysis, Calls
 from orchestration.archive.stats import StageStats
-from orchestration.archive.terminal import plain
+from orchestration.archive.terminal import plain, titled_table
 from orchestration.bench.archive import ArchiveFigures
 
 
 def stats_table(stages: Sequence[StageStats]) -> Table:
     """One column per stage."""
-    table = _table("stored trajectories")
+    table = titled_table("stored trajectories")
     table.add_column("", style="dim", no_wrap=True)
     for stage in stages:
         table.add_column(plain(stage.stage), justify="right", overflow="fold")
@@ -60,7 +59,7 @@ def analysis_tables(found: Analysis) -> Iterator[RenderableType]:
 
 def _steps(found: Analysis) -> Table:
     """Tool errors, calls and lengths of correct and wrong trajectories, over steps."""
-    table = _table("correct and wrong trajectories over steps")
+    table = titled_table("correct and wrong trajectories over steps")
     for name in ("stage", "step"):
         table.add_column(name)
     for side in ("correct", "wrong"):
@@ -92,7 +91,7 @@ def _side(calls: Calls) -> tuple[str, str, str, str]:
 
 
 def _calls_per_turn(found: Analysis) -> Table:
-    table = _table("model turns by number of calls")
+    table = titled_table("model turns by number of calls")
     table.add_column("stage")
     numbers = sorted({number for counts in found.calls_per_turn.values() for number in counts})
     for number in numbers:
@@ -103,7 +102,7 @@ def _calls_per_turn(found: Analysis) -> Table:
 
 
 def _errors(found: Analysis) -> Table:
-    table = _table("kinds of failed calls")
+    table = titled_table("kinds of failed calls")
     table.add_column("status")
     table.add_column("kind")
     for name in ("in correct", "in wrong"):
@@ -120,7 +119,7 @@ def _errors(found: Analysis) -> Table:
 
 
 def _positions(found: Analysis) -> Table:
-    table = _table(f"where the model hesitates (opening: the first {OPENING_TOKENS} tokens of a turn)")
+    table = titled_table(f"where the model hesitates (opening: the first {OPENING_TOKENS} tokens of a turn)")
     table.add_column("model tokens")
     for name in ("tokens", "forking", "share", "mean surprisal"):
         table.add_column(name, justify="right")
@@ -133,7 +132,7 @@ def _positions(found: Analysis) -> Table:
 
 
 def _forks(found: Analysis) -> Table:
-    table = _table("forking tokens")
+    table = titled_table("forking tokens")
     table.add_column("token")
     for name in ("forks", "of", "after a tool", "mean surprisal of forks"):
         table.add_column(name, justify="right")
@@ -154,7 +153,7 @@ def _forks(found: Analysis) -> Table:
 
 def bench_table(found: ArchiveFigures) -> Table:
     """The formats side by side."""
-    table = _table(
+    table = titled_table(
         f"{found.trajectories:,} trajectories of {found.tokens / found.trajectories:,.0f} tokens ({found.source}), "
         f"{found.rounds} rounds; the index gives {found.index_rows_per_s:,.0f} rows/s"
     )
@@ -165,10 +164,6 @@ def bench_table(found: ArchiveFigures) -> Table:
         rates = (side.append_per_s, side.append_tokens_per_s, side.scan_per_s, side.scan_tokens_per_s)
         table.add_row(name, *(f"{rate:,.0f}" for rate in rates), f"{side.bytes_per_token:.2f}")
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _percent(share: float | None) -> str:

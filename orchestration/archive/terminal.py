@@ -41,16 +41,18 @@ def plain(text: str, style: str = "") -> Text:
     return Text(text.translate(_VISIBLE), style=style)
 
 
+def titled_table(title: str) -> Table:
+    """A table without columns yet, its title at its left."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def list_table(page: Page, total: int, of: int) -> Table:
     """A page of the list."""
     last = page.first + len(page.rows)
-    table = Table(
-        title=f"{page.first + 1 if page.rows else 0}-{last} of {total:,} trajectories"
+    table = titled_table(
+        f"{page.first + 1 if page.rows else 0}-{last} of {total:,} trajectories"
         + (f" (of {of:,} in the archive)" if total != of else "")
-        + f", page {page.number} of {page.pages}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        + f", page {page.number} of {page.pages}"
     )
     table.add_column("", justify="right", style="dim", no_wrap=True)
     table.add_column("id", overflow="fold", min_width=12)

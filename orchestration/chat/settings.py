@@ -13,7 +13,8 @@ from actors.tokenizer import PromptOptions, load_chat_format
 from env.preflight import check_host
 from env.tool_call import JUPYTER_TOOL, Limits, ToolName
 from orchestration.preflight import HostUnfit, longest_sequence, model_shape
-from orchestration.recipe import ModelSettings, RecipeError, load_recipe
+from orchestration.recipe import ModelSettings, RecipeError
+from orchestration.recipe_loading import load_recipe
 from policies.chat_format import ChatFormat, TemplateUnusable
 from policies.dialogue import DialogueLimits
 

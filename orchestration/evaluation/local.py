@@ -15,7 +15,8 @@ from orchestration.cast import cast_for, enter
 from orchestration.evaluation.answers import Answer, Part, Wanted
 from orchestration.evaluation.benchmarks import PROMPTS, Style
 from orchestration.preflight import HostUnfit, model_shape
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.trajectory import Trajectory

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.rule import Rule
 from rich.table import Table
 
 from orchestration.archive.source import Decode
-from orchestration.archive.terminal import facts, plain, step_view
+from orchestration.archive.terminal import facts, plain, step_view, titled_table
 from orchestration.archive.transcript import transcript
 from policies import tokens
 from policies.trajectory import Trajectory
@@ -57,7 +56,7 @@ def tokens_alike(one: Trajectory, other: Trajectory, history: int) -> int:
 
 
 def _table(stored: Trajectory, branches: Sequence[Trajectory], history: int) -> Table:
-    table = Table(title="where they go", title_justify="left", box=SIMPLE_HEAD)
+    table = titled_table("where they go")
     for name in ("", "verdict", "answer", "ended", "turns", "calls", "failed", "tokens", "same tokens at first"):
         table.add_column(name, justify="right" if name in ("turns", "calls", "failed", "tokens") else "left")
     for each in (stored, *branches):

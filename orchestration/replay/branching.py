@@ -2,7 +2,8 @@
 
 Invariants:
 - what comes before the turn is the stored history, token by token: a dialogue that would not repeat it is refused;
-- from the turn on everything is real: the model samples, its calls run, its answer is compared.
+- from the turn on everything is real: the model samples, its calls run, its answer is compared. Cells find the names
+  that those of the history have made: these are run again, and nothing of what they print is read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from actors.system.actor import seed_for
 from actors.tokenizer import load_chat_format
 from actors.verification import Verifier
 from env.interpreters import Interpreters
+from env.tool_call import Cell
 from orchestration.hosted_engine import hosted_engine
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.replay.recorded_run import RecordedRun
@@ -75,9 +77,13 @@ def branching_of(
     """Fill in from the run what is None. Raises `RecipeError` for weights that there are not."""
     recipe = run.required_recipe()
     limits, own_temperature = stage_limits(recipe, trajectory.stage)
+    if checkpoint is None:
+        model = run.weights_of(recipe, trajectory.stage, "--checkpoint")
+    else:
+        model = _named_weights(run, recipe, checkpoint)
     return AskedBranching(
         recipe=recipe,
-        model=_weights(run, recipe, trajectory.stage, checkpoint),
+        model=model,
         branching=Branching(
             turn=turn,
             samples=samples,
@@ -88,12 +94,8 @@ def branching_of(
     )
 
 
-def _weights(run: RecordedRun, recipe: Recipe, stage: str, checkpoint: str | None) -> Path:
-    """The folder of a named checkpoint; None: the one that the stage began with, or that the evaluation is of."""
-    if checkpoint is None:
-        names = list(recipe.stages)
-        place = names.index(stage) if stage in names else -1
-        checkpoint = names[place - 1] if place > 0 else stage.removeprefix("evaluation-")
+def _named_weights(run: RecordedRun, recipe: Recipe, checkpoint: str) -> Path:
+    """The folder of a checkpoint that is named by its stage or its path. Raises `RecipeError`."""
     found = run.checkpoint(checkpoint) or Path(checkpoint)
     if not (found / "config.json").exists():
         kept = [name for name in recipe.stages if run.checkpoint(name) is not None]
@@ -166,16 +168,32 @@ async def branch(
 ) -> list[Trajectory]:
     """Continue the trajectory from a turn on, `branching.samples` times.
 
-    Raises what `forwarded` raises, and `EngineFailed`.
+    Raises what `forwarded` raises, `EngineFailed`, and `OSError` if the host can't have sessions now.
     """
     names = [f"{trajectory.id}~{index}" for index in range(branching.samples)]
     dialogues = [forwarded(trajectory, chat, branching, name) for name in names]
+    for name in names:
+        await _begin_session(interpreters, name, trajectory, branching.turn)
     plays = [_play(dialogue, branching, chat, engine, interpreters, verifier) for dialogue in dialogues]
     finished = await asyncio.gather(*plays)
     return [
         _branch_of(trajectory, sample, dialogue, end)
         for sample, (dialogue, end) in enumerate(zip(dialogues, finished, strict=True))
     ]
+
+
+async def _begin_session(interpreters: Interpreters, name: str, trajectory: Trajectory, turn: int) -> None:
+    """Make session `name` what the stored one was when the turn began, if there was one."""
+    ran = [each for each in trajectory.calls if each.call.session and each.turn < turn]
+    if not ran:
+        return
+    cells = [
+        Cell(code=each.call.code, limits=each.call.limits)
+        for each in ran
+        if each.result.status != "sandbox_failure" and not each.result.session_ended
+    ]
+    ended = ran[-1].result.session_ended  # then the next cell is told that its process is another one
+    await interpreters.adopt(name, cells, last_call=ran[-1].call.id if ended else "")
 
 
 async def _play(

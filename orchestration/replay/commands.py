@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from actors.storage.frames import ArchiveCorrupt, ArchiveError
-from orchestration.archive.commands import ArchivePath, Where
-from orchestration.archive.selection import SelectionError, parse_condition, select
+from orchestration.archive.commands import ArchivePath, Where, usable_input
+from orchestration.archive.selection import parse_condition, select
 from orchestration.engine_environment import host_engine_here
-from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
-from orchestration.terminal import AsJson, console, run_interruptibly
+from orchestration.terminal import AsJson, run_interruptibly
 
 app = typer.Typer(no_args_is_help=True, help="Replay stored trajectories: to learn, to run their calls, to schedule.")
 
@@ -31,18 +29,6 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="a.b=VALUE", help="Change one setting of it; repeatable.")
 ]
 Stages = Annotated[str | None, typer.Option(help="Only these stages: a,b.")]
-
-
-@contextmanager
-def usable_input() -> Iterator[None]:
-    """Damage ends the command with exit code 1; what is wrong with the user's input is a usage error (2)."""
-    try:
-        yield
-    except ArchiveCorrupt as error:
-        console.print(f"DAMAGED: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    except (ArchiveError, SelectionError, OSError) as error:
-        raise RecipeError(str(error)) from error
 
 
 def chosen_recipe(run: RecordedRun, recipe: Path | None, overrides: list[str] | None) -> Recipe:

@@ -2,8 +2,10 @@
 
 Invariants:
 - each stored call is accounted for: compared, or left out with a reason (nothing ran then, or the sandbox failed);
-- the calls of one trajectory run in their order; trajectories run side by side, as many as keep the cores busy;
-- what differs is executed once more, in fresh jails, before it is called a difference: see `nondeterminism`.
+- the calls of one trajectory run in their order, its cells in one session; trajectories run side by side, as many as
+  keep the cores busy;
+- what differs is executed once more, in fresh jails, before it is called a difference (see `nondeterminism`): a cell
+  after the earlier ones of its session, which made the names that it uses.
 
 Of calls that a limit or a signal ended only the ending is compared: how far a program had come by then is chance.
 """
@@ -26,7 +28,7 @@ from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.tool_call import Limits, ToolResult
 from orchestration.recipe import Recipe, RecipeError
-from orchestration.replay.nondeterminism import Cause, cause_of_difference
+from orchestration.replay.nondeterminism import Cause, cause_of_difference, outputs
 from policies.trajectory import CallRecord, Trajectory
 
 Kind = Literal["status", "output", "timing"]
@@ -36,9 +38,6 @@ AnyCause = Cause | Literal["unstable status", "near its time limit", "a busy mac
 
 RAN_TO_THEIR_END = ("success", "error")
 """Statuses whose output is compared."""
-ENDING = ("status", "exit_code", "signal")
-WRITTEN = ("stdout", "stderr", "stdout_truncated", "stderr_truncated")
-"""Fields of a result that are compared."""
 NEVER_RAN = ("invalid_call", "sandbox_failure")
 SLOWER, LEAST_SECONDS = 3.0, 0.25
 """A call's time differs if it is so many times longer or shorter, and by so many seconds."""
@@ -149,15 +148,23 @@ def sandbox_setting(
 def difference_kinds(stored: ToolResult, replayed: ToolResult) -> tuple[Kind, ...]:
     """In what the two differ."""
     kinds: list[Kind] = []
-    if any(getattr(stored, name) != getattr(replayed, name) for name in ENDING):
+    if _ending(stored) != _ending(replayed):
         kinds.append("status")
     if stored.status in RAN_TO_THEIR_END and replayed.status in RAN_TO_THEIR_END:
-        if any(getattr(stored, name) != getattr(replayed, name) for name in WRITTEN):
+        if _written(stored) != _written(replayed):
             kinds.append("output")
     low, high = sorted((stored.wall_seconds, replayed.wall_seconds))
     if high > SLOWER * low and high - low > LEAST_SECONDS:
         kinds.append("timing")
     return tuple(kinds)
+
+
+def _ending(result: ToolResult) -> tuple[str, int | None, int | None]:
+    return result.status, result.exit_code, result.signal
+
+
+def _written(result: ToolResult) -> tuple[str, str, bool, bool]:
+    return *outputs(result), result.stdout_truncated, result.stderr_truncated
 
 
 async def replay_environment(
@@ -173,13 +180,15 @@ async def replay_environment(
     Raises `env.image.ImageIncomplete` if the image is not built.
     """
     replay = EnvironmentReplay()
-    async for trajectory, record, result in _executed(_runnable(trajectories, replay), setting, on_call):
-        _take(replay, trajectory, record, result)
-    again = [(each.trajectory, each.record) for each in replay.differences if each.kinds != ("timing",)]
+    again: dict[str, dict[str, CallRecord]] = {}  # by trajectory, by call
+    async for name, records, index, result in _executed(_runnable(trajectories, replay), setting, on_call):
+        kinds = _take(replay, name, records[index], result)
+        if "status" in kinds or "output" in kinds:
+            again.setdefault(name, {}).update({each.call.id: each for each in _with_earlier_cells(records, index)})
     if again:
+        work = [(name, list(calls.values())) for name, calls in again.items()]
         second = {
-            record.call.id: result
-            async for _, record, result in _executed([(name, [record]) for name, record in again], setting, _quiet)
+            records[index].call.id: result async for _, records, index, result in _executed(work, setting, _quiet)
         }
         replay.differences = [_explained(each, second.get(each.record.call.id), setting) for each in replay.differences]
     return replay
@@ -187,6 +196,13 @@ async def replay_environment(
 
 def _quiet(done: int) -> None:
     """For executions that nobody counts."""
+
+
+def _with_earlier_cells(records: list[CallRecord], index: int) -> list[CallRecord]:
+    """A call, and before it what its result hangs on: of a cell, the earlier ones of its session."""
+    session = records[index].call.session
+    before = [each for each in records[:index] if session and each.call.session == session]
+    return [*before, records[index]]
 
 
 def _runnable(trajectories: Iterable[Trajectory], replay: EnvironmentReplay) -> Iterator[tuple[str, list[CallRecord]]]:
@@ -197,11 +213,12 @@ def _runnable(trajectories: Iterable[Trajectory], replay: EnvironmentReplay) -> 
             yield trajectory.id, runnable
 
 
-def _take(replay: EnvironmentReplay, trajectory: str, record: CallRecord, result: ToolResult) -> None:
+def _take(replay: EnvironmentReplay, trajectory: str, record: CallRecord, result: ToolResult) -> tuple[Kind, ...]:
+    """Enter one result into the replay; returns in what it differs."""
     stored = record.result
     if result.status == "sandbox_failure":
         replay.left_out[f"the sandbox failed here: {result.reason}"] += 1
-        return
+        return ()
     replay.compared += 1
     replay.statuses[stored.status, result.status] += 1
     replay.stored_seconds.append(stored.wall_seconds)
@@ -212,6 +229,7 @@ def _take(replay: EnvironmentReplay, trajectory: str, record: CallRecord, result
         replay.differences.append(Difference(trajectory, record, result, kinds))
     else:
         replay.same += 1
+    return kinds
 
 
 def _explained(difference: Difference, second: ToolResult | None, setting: SandboxSetting) -> Difference:
@@ -250,20 +268,23 @@ def cause_of_timeout(
 
 async def _executed(
     work: Iterable[tuple[str, list[CallRecord]]], setting: SandboxSetting, on_call: Callable[[int], None]
-) -> AsyncIterator[tuple[str, CallRecord, ToolResult]]:
-    """`(trajectory, record, result)` of each call, as they are done; in fresh jails, which end with it."""
+) -> AsyncIterator[tuple[str, list[CallRecord], int, ToolResult]]:
+    """`(trajectory, its records, index of one, result)` of each call, as they are done; in fresh jails, which end with
+    it."""
     cores = os.cpu_count() or 1
     workers = setting.workers or WORKERS_PER_CORE * cores
     interpreters = Interpreters(ANY, workers, setting.image, setting.run_id, isolation=setting.isolation)
     scheduler = CallScheduler(interpreters, cores=min(cores, workers), workers=workers)
-    results: asyncio.Queue[tuple[str, CallRecord, ToolResult] | BaseException | None] = asyncio.Queue()
+    results: asyncio.Queue[tuple[str, list[CallRecord], int, ToolResult] | BaseException | None] = asyncio.Queue()
     pending = iter(work)
 
     async def play_trajectories() -> None:
         for name, records in pending:
-            for record in records:
+            for index, record in enumerate(records):
                 call = record.call.model_copy(update={"limits": setting.limits(record.call.limits)})
-                results.put_nowait((name, record, await scheduler.run(call)))
+                results.put_nowait((name, records, index, await scheduler.run(call)))
+            for session in {record.call.session for record in records}.intersection(interpreters.open_sessions()):
+                await (await interpreters.sessions()).end(session)
 
     async def play_all() -> None:
         try:

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.archive.terminal import plain
+from orchestration.archive.terminal import plain, titled_table
 from orchestration.replay.environment import SLOWER, Difference, EnvironmentReplay
 from orchestration.simulation import quantile
 from policies.tool_calls import shorten
@@ -102,7 +101,7 @@ def environment_tables(
 
 
 def _counts(replay: EnvironmentReplay) -> Table:
-    table = Table(title="calls, executed again", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled_table("calls, executed again")
     table.add_column("")
     table.add_column("calls", justify="right")
     table.add_row("the same", f"{replay.same:,}")
@@ -123,7 +122,7 @@ def _counts(replay: EnvironmentReplay) -> Table:
 
 
 def _times(replay: EnvironmentReplay) -> Table:
-    table = Table(title="seconds a call", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled_table("seconds a call")
     table.add_column("")
     for name in ("p50", "p95", "largest"):
         table.add_column(name, justify="right")

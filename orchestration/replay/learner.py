@@ -27,7 +27,7 @@ from actors.learning.model import load_model, named_weights
 from actors.learning.trainer import Trainer, trainer_on_threads
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.replay.recorded_run import RecordedRun
-from policies.grouping import LearningBatch, add_groups, resampling_random, shuffled_rewards
+from policies.grouping import LearningBatch, StepRounds, resampling_random
 from policies.run_progress import Figures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
@@ -108,7 +108,7 @@ def replay_learner(
     Raises `RecipeError` for stages that can't be replayed, and what `load_model` and `Trainer.step` raise.
     """
     chosen = _chosen(run, recipe, stages)
-    folder = start or _began_with(run, recipe, next(iter(chosen)))
+    folder = start or run.weights_of(recipe, next(iter(chosen)), "--from")
     torch.manual_seed(recipe.seed)
     torch.use_deterministic_algorithms(True)  # an operation that can't give the same bits twice raises
     trainer = trainer_on_threads(load_model(folder, recipe.model.dtype), recipe.learner.threads)
@@ -168,25 +168,16 @@ def _differing(recorded: Figures, replayed: Figures) -> tuple[str, ...]:
 def learning_batch(
     groups: Sequence[Sequence[Trajectory]], options: ReinforcementOptions, rng: random.Random
 ) -> LearningBatch:
-    """What is learned from a step's stored groups: as in `actors.reinforcement`, round by round."""
-    refill = options.dynamic_sampling
-    wanted = options.prompts if refill is None or refill.groups is None else refill.groups
-    batch, first, count = LearningBatch(), 0, options.prompts
+    """What is learned from a step's stored groups, in the rounds that `options` make of them.
+
+    Options that want fewer groups than were sampled learn from those that are left in one more round.
+    """
+    rounds, first = StepRounds(options, rng), 0
     while first < len(groups):
-        played = groups[first : first + count]
-        add_groups(batch, played, _rewards(played, options, rng), options, rng)
-        first += len(played)
-        count = max(1, wanted - batch.groups_with_signal)
-    return batch
-
-
-def _rewards(
-    groups: Sequence[Sequence[Trajectory]], options: ReinforcementOptions, rng: random.Random
-) -> dict[str, float]:
-    trajectories = [trajectory for group in groups for trajectory in group]
-    if options.rewards == "shuffled":
-        return shuffled_rewards(trajectories, rng)
-    return {trajectory.id: trajectory.reward for trajectory in trajectories}
+        count = rounds.wanted or len(groups)
+        rounds.add(groups[first : first + count])
+        first += count
+    return rounds.batch
 
 
 def advantage_figures(batch: LearningBatch) -> dict[str, float]:
@@ -236,19 +227,6 @@ def _chosen(run: RecordedRun, recipe: Recipe, stages: Sequence[str] | None) -> d
         if name not in stored:
             raise RecipeError(f"--stages: {name!r} can't be replayed; choose of {', '.join(stored)}")
     return {name: options for name, options in stored.items() if stages is None or name in stages}
-
-
-def _began_with(run: RecordedRun, recipe: Recipe, stage: str) -> Path:
-    """The weights that a stage of the run began with. Raises `RecipeError` if they are gone."""
-    names = list(recipe.stages)
-    place = names.index(stage)
-    if place:
-        found, what = run.checkpoint(names[place - 1]), f"the checkpoint of stage {names[place - 1]!r}"
-    else:
-        found, what = recipe.model.path or run.folder / "model", "the model that the run started from"
-    if found is None or not (found / "config.json").exists():
-        raise RecipeError(f"{what} is not in {run.folder}; say with --from where the model to start from is")
-    return found
 
 
 def _recorded_options(run: RecordedRun, stage: str) -> ReinforcementOptions | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.archive.terminal import plain
+from orchestration.archive.terminal import plain, titled_table
 from orchestration.replay.learner import LearnerReplay, StepReplay, WeightsComparison
 
 SHOWN: dict[str, tuple[str, str]] = {
@@ -53,29 +53,11 @@ def verdict(replay: LearnerReplay) -> Text:
 
 def as_dict(replay: LearnerReplay) -> dict[str, Any]:
     """What `--json` prints."""
-    return {
-        "exact": replay.exact,
-        "same_recipe": replay.same_recipe,
-        "started_from": replay.started_from,
-        "notes": replay.notes,
-        "steps": [
-            {"stage": s.stage, "step": s.step, "recorded": s.recorded, "replayed": s.replayed, "differing": s.differing}
-            for s in replay.steps
-        ],
-        "weights": [
-            {
-                "stage": w.stage,
-                "tensors": w.tensors,
-                "differing": w.differing,
-                "largest_difference": w.largest_difference,
-            }
-            for w in replay.weights
-        ],
-    }
+    return {"exact": replay.exact, **asdict(replay)}
 
 
 def _steps(replay: LearnerReplay) -> Table:
-    table = Table(title="recorded | replayed", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled_table("recorded | replayed")
     table.add_column("stage", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
     for heading, _ in SHOWN.values():
@@ -102,7 +84,7 @@ def _sameness(step: StepReplay) -> Text:
 
 
 def _weights(comparisons: list[WeightsComparison]) -> Table:
-    table = Table(title="weights at the end of stages", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled_table("weights at the end of stages")
     for name in ("stage", "tensors", "differing", "largest difference"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for each in comparisons:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from actors.storage.frames import ArchiveError
+from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
+from orchestration.archived_workload import recorded_stages
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
-from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
@@ -22,8 +24,8 @@ from policies.trajectory import Trajectory
 class RecordedRun:
     """What a run left behind.
 
-    Raises `ArchiveError` if there is no archive at `path`, or if a part of it is damaged: a replay of what is left
-    would be one of another run.
+    Raises `ArchiveError` if there is no archive at `path`, and `ArchiveCorrupt` if a part of it is damaged: a replay of
+    what is left would be one of another run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +33,7 @@ class RecordedRun:
         self.folder = self.archive.folder.parent
         damaged = [flaw for flaw in self.archive.flaws if not flaw.torn]
         if damaged:
-            raise ArchiveError(f"the archive is damaged: {damaged[0]}")
+            raise ArchiveCorrupt(f"the archive is damaged: {damaged[0]}")
 
     @cached_property
     def recipe(self) -> Recipe | None:
@@ -52,7 +54,7 @@ class RecordedRun:
 
     def stages(self) -> list[str]:
         """Stages that have rollouts, evaluations among them, in the order in which they were first stored."""
-        return list(dict.fromkeys(row.stage for row in self.rows))
+        return recorded_stages(self.archive)
 
     def reinforced(self, recipe: Recipe) -> dict[str, ReinforcementOptions]:
         """The recipe's stages of reinforcement that have stored rollouts, in the recipe's order."""
@@ -78,13 +80,37 @@ class RecordedRun:
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""
-        records = of_kind(read_metrics(self.folder / METRICS_FILE), kind)
-        return {int(record["step"]) - 1: record for record in records if record["stage"] == stage}
+        return {int(each["step"]) - 1: each for each in of_kind(self._records, kind) if each["stage"] == stage}
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return read_metrics(self.folder / METRICS_FILE)
 
     def checkpoint(self, stage: str) -> Path | None:
         """The weights that a stage ended with, if they were kept."""
         path = self.folder / "checkpoints" / stage
         return path if (path / "config.json").exists() else None
+
+    def weights_of(self, recipe: Recipe, stage: str, option: str) -> Path:
+        """The weights that a stage began with, or that an evaluation was of.
+
+        Args:
+            option: that gives other ones, for the message.
+
+        Raises `RecipeError` if they are gone.
+        """
+        names, evaluated = list(recipe.stages), stage.removeprefix("evaluation-")
+        if stage in names:
+            after = names[names.index(stage) - 1] if stage != names[0] else None
+        else:
+            after = evaluated if evaluated in names else None  # else what it was of is what training began with
+        if after is None:
+            found, what = recipe.model.path or self.folder / "model", "the model that the run started from"
+        else:
+            found, what = self.checkpoint(after), f"the checkpoint of stage {after!r}"
+        if found is None or not (found / "config.json").exists():
+            raise RecipeError(f"{what} is not in {self.folder}; say with {option} where the weights are")
+        return found
 
 
 def group_number(row: IndexRow) -> int:

@@ -147,7 +147,7 @@ def replay_schedule(
     if not isinstance(options, ReinforcementOptions):
         raise RecipeError(f"--stage {stage!r}: choose of {', '.join(run.reinforced(own)) or 'none'}")
     recorded = recorded_steps(run, stage, own.generators.count)
-    workload = archived_workload(run.archive.folder, {stage: stage})
+    workload = archived_workload(run.archive, {stage: stage})
     steps = min(len(recorded), workload.shape(stage)[0])
     recorded = recorded[:steps]
     own, recipe = (with_recorded_learner(each, recorded) for each in (own, recipe))

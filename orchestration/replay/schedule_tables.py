@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.archive.terminal import plain
+from orchestration.archive.terminal import plain, titled_table
 from orchestration.replay.schedule import ScheduleReplay
+from orchestration.simulate import ROWS, written
 
-FIGURES: tuple[tuple[str, str, str], ...] = (
-    ("idle_share", "idle share of engines", ".1%"),
-    ("kv_mean", "KV use, mean", ".1%"),
-    ("preemptions", "preemptions", ",.0f"),
-    ("recomputed_tokens", "tokens recomputed", ",.0f"),
-    ("queue_wait_mean_s", "wait for a lease, mean, s", ".3f"),
-    ("tool_latency_mean_s", "tool latency, mean, s", ".3f"),
+FIGURES = (
+    "idle_share",
+    "kv_mean",
+    "preemptions",
+    "recomputed_tokens",
+    "queue_wait_mean_s",
+    "tool_latency_mean_s",
 )
-"""Figure of a rehearsal -> what it is called, and how it is written."""
+"""Those of a rehearsal that stand beside its makespans."""
 
 
 def as_dict(replay: ScheduleReplay) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def as_dict(replay: ScheduleReplay) -> dict[str, Any]:
             each.strategy: {
                 "makespans_s": replay.makespans(each),
                 "judged_mean_s": replay.predicted_s(each),
-                **{name: each.figures[name] for name, _, _ in FIGURES},
+                **{name: each.figures[name] for name in FIGURES},
             }
             for each in replay.rehearsals
         },
@@ -67,7 +67,7 @@ def schedule_tables(replay: ScheduleReplay) -> Iterator[RenderableType]:
 
 
 def _makespans(replay: ScheduleReplay) -> Table:
-    table = Table(title=f"{replay.stage}: seconds of rollouts", title_justify="left", box=SIMPLE_HEAD)
+    table = titled_table(f"{replay.stage}: seconds of rollouts")
     table.add_column("step", justify="right")
     table.add_column(f"recorded ({replay.recorded_strategy})", justify="right")
     for each in replay.rehearsals:
@@ -84,12 +84,13 @@ def _makespans(replay: ScheduleReplay) -> Table:
 
 
 def _figures(replay: ScheduleReplay) -> Table:
-    table = Table(title="simulated", title_justify="left", box=SIMPLE_HEAD)
+    table = titled_table("simulated")
     table.add_column("")
     for each in replay.rehearsals:
         table.add_column(each.strategy, justify="right")
-    for name, title, how in FIGURES:
-        table.add_row(title, *(format(each.figures[name], how) for each in replay.rehearsals))
+    for name, title, how in ROWS:
+        if name in FIGURES:
+            table.add_row(title, *(written(each.figures[name], how) for each in replay.rehearsals))
     return table
 
 

@@ -42,7 +42,7 @@ class ScriptedRollouts(Actor):
     """Groups are right, wrong or mixed, as `kinds` says, in the order of their numbers."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds, self.asked = kinds, []
+        self.kinds, self.asked, self.finished = kinds, [], list[Trajectory]()
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
@@ -50,12 +50,12 @@ class ScriptedRollouts(Actor):
         kind = self.kinds[int(request.group.rpartition("/")[2])]
         right = kind == "right" or (kind == "mixed" and request.sample % 2 == 0)
         verdict = Verdict(correct=right, extracted="1", reason="right" if right else "wrong")
-        return RolloutFinished(
-            trajectory=trajectory(
-                PROMPT, MODEL, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
-                problem=request.problem, verdict=verdict, reward=float(right),
-            )
+        finished = trajectory(
+            PROMPT, MODEL, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
+            problem=request.problem, verdict=verdict, reward=float(right),
         )  # fmt: skip
+        self.finished.append(finished)
+        return RolloutFinished(trajectory=finished)
 
 
 class ScriptedLearner(Actor):

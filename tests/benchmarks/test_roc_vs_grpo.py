@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.roc_vs_grpo import ARMS, LAST_STEPS, arm_recipe, compare, interval, outcome, panels, sft_recipe
 from benchmarks.roc_vs_grpo_plot import draw
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
 from policies.stages import ReinforcementOptions
 
 

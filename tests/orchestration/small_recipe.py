@@ -1,6 +1,7 @@
 """A recipe that is rehearsed in a fraction of a second, and makes engines preempt."""
 
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
 
 ENGINE = {"max_sequence_tokens": 2048, "max_running": 16, "max_step_tokens": 512, "block_tokens": 16, "kv_tokens": 8192}
 

@@ -8,6 +8,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from actors.storage.frames import ArchiveError
+from actors.storage.reader import Archive
 from actors.storage.writer import ArchiveWriter
 from orchestration.archived_workload import archived_workload, recorded_stages, workload_for
 from orchestration.cli import app
@@ -48,12 +49,12 @@ def test_an_archive_of_what_a_recipe_says_gives_the_same_run(archive: Path, tmp_
 
 
 def test_the_only_stage_of_an_archive_is_taken_for_one_of_another_name(archive: Path) -> None:
-    assert recorded_stages(archive) == ["rl"]
+    assert recorded_stages(Archive(archive / "archive")) == ["rl"]
     recipe = small_recipe()
     renamed = recipe.model_copy(update={"stages": {"other": recipe.stages["rl"]}})
-    assert workload_for(renamed, "other", archive).rollout("other/0/2/1") == archived_workload(archive).rollout(
-        "rl/0/2/1"
-    )
+    assert workload_for(renamed, "other", archive).rollout("other/0/2/1") == archived_workload(
+        Archive(archive / "archive")
+    ).rollout("rl/0/2/1")
 
 
 def test_an_archive_that_can_not_be_used_is_refused_with_what_would_help(archive: Path, tmp_path: Path) -> None:
@@ -69,4 +70,4 @@ def test_an_archive_that_can_not_be_used_is_refused_with_what_would_help(archive
     with pytest.raises(RecipeError, match=r"longest prompt has \d+ tokens, but stages\.rl\.limits\.max_tokens is 40"):
         workload_for(recipe.model_copy(update={"stages": {"rl": short}}), "rl", archive)
     with pytest.raises(ArchiveError, match="no rollouts of stage 'x'"):
-        archived_workload(archive, {"rl": "x"})
+        archived_workload(Archive(archive / "archive"), {"rl": "x"})

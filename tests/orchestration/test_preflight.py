@@ -6,7 +6,7 @@ from pathlib import Path
 
 from env.zygotes import JAIL_BYTES, LIBRARY_BYTES, MOST_ZYGOTES
 from orchestration.preflight import plan
-from orchestration.recipe import load_recipe
+from orchestration.recipe_loading import load_recipe
 from tests.orchestration.test_recipe import QUICKSTART
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.recipe import Recipe, RecipeError, load_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import choose_folder, write_recipe
 from policies.stages import ReinforcementOptions
 

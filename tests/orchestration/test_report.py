@@ -11,7 +11,8 @@ import pytest
 from orchestration.metrics import JsonlMetrics, Record, wilson_interval
 from orchestration.plot_frame import stretches
 from orchestration.plots import draw_all
-from orchestration.report import read_run, render, write_report
+from orchestration.report import render, write_report
+from orchestration.report_source import read_run
 
 FAMILIES = {"accuracy_sums": 0.5, "accuracy_word_problems": 0.25}
 

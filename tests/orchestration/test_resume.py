@@ -21,7 +21,8 @@ from actors.system.virtual_loop import run_virtual
 from actors.system.virtual_stage import VirtualStage
 from orchestration.cast import enter
 from orchestration.cli import app
-from orchestration.recipe import Recipe, RecipeError, load_recipe, validate_recipe
+from orchestration.recipe import Recipe, RecipeError
+from orchestration.recipe_loading import load_recipe, validate_recipe
 from orchestration.resume import CHECKPOINTS, Beginning, find_run, recipe_of, take_up
 from orchestration.run_folder import RunInUse, held, write_json, write_recipe
 from orchestration.simulated_cast import simulated_cast

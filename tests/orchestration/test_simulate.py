@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from env.tool_call import ToolResult
 from orchestration.calibrate import Calibration
 from orchestration.cli import app
-from orchestration.recipe import RecipeError, load_recipe
+from orchestration.recipe import RecipeError
+from orchestration.recipe_loading import load_recipe
 from orchestration.simulate import calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
 from policies.batching_records import BatchingLimits

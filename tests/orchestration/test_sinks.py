@@ -12,7 +12,8 @@ import pytest
 
 from orchestration.metrics import AllMetrics, JsonlMetrics
 from orchestration.recipe import Recipe, RecipeError
-from orchestration.report import read_run, render
+from orchestration.report import render
+from orchestration.report_source import read_run
 from orchestration.run_folder import write_json
 from orchestration.sinks import LiveReport, PrometheusMetrics, WandbMetrics, further_sinks
 from tests.orchestration.small_recipe import small_recipe

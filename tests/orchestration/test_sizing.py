@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestration.recipe import ModelSettings, RecipeError, load_recipe
+from orchestration.recipe import ModelSettings, RecipeError
+from orchestration.recipe_loading import load_recipe
 from orchestration.sizing import as_dict, model_size, show, size_stages
 from policies.hardware import ModelSize
 from tests.orchestration.test_recipe import QUICKSTART, ROOT

@@ -22,7 +22,8 @@ from actors.system.actor import Actor, ActorRef, BlobRef
 from actors.system.message import Message
 from actors.system.stage import Part
 from orchestration.cast import Cast, cast_for, enter
-from orchestration.recipe import Recipe, load_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import load_recipe
 from orchestration.resume import Beginning
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.run_progress import RunProgress

@@ -9,7 +9,7 @@ from pathlib import Path
 from actors.storage.writer import ArchiveWriter
 from env.image import Image
 from env.interpreters import Interpreters
-from env.tool_call import Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
 from orchestration.run_folder import write_sandbox_versions
 from policies.trajectory import CallRecord, Trajectory
 from tests.orchestration.archive.dialogues import PROMPT, text_span, text_trajectory
@@ -29,6 +29,30 @@ def execute(programs: Sequence[str], limits: Limits = LIMITS) -> list[ToolResult
             await interpreters.close()
 
     return asyncio.run(run())
+
+
+def cells_rollout(sample: int, cells: Sequence[str], limits: Limits = LIMITS) -> Trajectory:
+    """A rollout that ran these cells, one a turn, in its session."""
+    name = f"rl/0/0/{sample}"
+
+    async def run() -> list[CallRecord]:
+        interpreters = Interpreters(limits, 1, Image(), "test-replay")
+        records = []
+        try:
+            for turn, code in enumerate(cells):
+                call = ToolCall(id=f"{name}/{turn}/0", tool=JUPYTER_TOOL, code=code, limits=limits, session=name)
+                records.append(CallRecord(turn=turn, call=call, result=await interpreters.run(call)))
+        finally:
+            await interpreters.close()
+        return records
+
+    records = asyncio.run(run())
+    turns = [
+        span
+        for record in records
+        for span in (text_span("model", record.call.code), text_span("tool", record.result.stdout))
+    ]
+    return text_trajectory(sample, PROMPT, *turns, text_span("model", "42"), calls=tuple(records), id=name)
 
 
 def rollout(sample: int, code: str, result: ToolResult) -> Trajectory:

@@ -14,7 +14,7 @@ from actors.tokenizer import PromptOptions, load_chat_format
 from actors.verification import Verifier
 from env.image import Image
 from env.interpreters import Interpreters
-from env.tool_call import PYTHON_TOOL, Limits
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits
 from orchestration.replay.branch_view import history_spans, tokens_alike
 from orchestration.replay.branching import Branching, HistoryDiffers, branch, forwarded
 from orchestration.tiny_model import write_tokenizer
@@ -27,9 +27,12 @@ LIMITS = DialogueLimits(max_tokens=512, max_turns=4, max_turn_tokens=200, call=L
 PROBLEM = Problem(id="sums/1", question="What is 6 * 7?", gold="42", family="sums")
 
 
+def request(tool: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+
+
 def call(program: str) -> str:
-    arguments = {"code": program, "input": ""}
-    return f"<tool_call>\n{json.dumps({'name': PYTHON_TOOL, 'arguments': arguments})}\n</tool_call>"
+    return request(PYTHON_TOOL, code=program, input="")
 
 
 BROKEN, MENDED, ANSWER = call("print(6 * 7"), call("print(6 * 7)"), "<answer>\\boxed{42}</answer>"
@@ -71,16 +74,20 @@ async def played(chat: ChatFormat, texts: Sequence[str], dialogue: Dialogue) -> 
         await interpreters.close()
 
 
-@pytest.fixture(scope="module")
-def stored(chat: ChatFormat) -> Trajectory:
-    """Broken call, mended call, answer."""
-    dialogue = Dialogue(id="rl/0/0/3", chat=chat, problem=PROBLEM, limits=LIMITS)
-    dialogue, end = asyncio.run(played(chat, [BROKEN, MENDED, ANSWER], dialogue))
+def play_and_store(chat: ChatFormat, texts: Sequence[str], limits: DialogueLimits) -> Trajectory:
+    dialogue = Dialogue(id="rl/0/0/3", chat=chat, problem=PROBLEM, limits=limits)
+    dialogue, end = asyncio.run(played(chat, texts, dialogue))
     return Trajectory(
         id=dialogue.id, group="rl/0/0", sample=3, stage="rl", step=0, problem=PROBLEM, spans=tuple(dialogue.spans),
         calls=tuple(dialogue.calls), turns=dialogue.turns, answer_tags=dialogue.answer_tags, finish=end.finish,
         verdict=end.verdict, reward=float(end.verdict.correct), generator="generator-0",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(chat: ChatFormat) -> Trajectory:
+    """Broken call, mended call, answer."""
+    return play_and_store(chat, [BROKEN, MENDED, ANSWER], LIMITS)
 
 
 def at(turn: int, samples: int = 1, limits: DialogueLimits = LIMITS) -> Branching:
@@ -134,6 +141,35 @@ async def test_branches_run_their_own_calls_and_are_judged(stored: Trajectory, c
     history = tokens.unpack_ids(tokens.concatenate([span.ids for span in stored.spans[:3]]))
     assert all(request.ids == history and request.temperature == 0.7 for request in first)
     assert len({request.seed for request in engine.asked}) == len(engine.asked) == 4
+
+
+@pytest.mark.slow
+def test_cells_of_a_branch_find_the_names_of_the_history_and_hear_nothing_of_how(chat: ChatFormat) -> None:
+    limits = LIMITS.model_copy(update={"tools": (JUPYTER_TOOL,)})
+    begin, go_on = request(JUPYTER_TOOL, code="x = 6\nprint('made')"), request(JUPYTER_TOOL, code="print(x + 7)")
+    stored = play_and_store(chat, [begin, ANSWER], limits)
+
+    async def branches() -> list[Trajectory]:
+        interpreters, verifier = Interpreters(LIMITS.call, 2, Image(), "test-branching"), Verifier()
+        engine = ScriptedEngine(chat, ["", go_on, ANSWER])
+        try:
+            return await branch(
+                stored,
+                at(1, samples=2, limits=limits),
+                chat=chat,
+                engine=engine,  # type: ignore[arg-type]
+                interpreters=interpreters,
+                verifier=verifier,
+            )
+        finally:
+            await asyncio.gather(interpreters.close(), verifier.close())
+
+    for each in asyncio.run(branches()):
+        assert [(record.result.status, record.result.stdout) for record in each.calls] == [
+            ("success", "made\n"),
+            ("success", "13\n"),
+        ]
+        assert "lost" not in chat.decode(tokens.unpack_ids(each.spans[4].ids))
 
 
 def test_the_tokenizer_of_another_model_is_refused(stored: Trajectory, tmp_path: Path) -> None:

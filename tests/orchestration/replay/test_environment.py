@@ -15,7 +15,7 @@ from orchestration.replay.environment import SandboxSetting, cause_of_timeout, d
 from orchestration.replay.environment_tables import image_differences
 from policies.trajectory import CallRecord, Trajectory
 from tests.orchestration.archive.dialogues import PROMPT, failed_call, text_span, text_trajectory
-from tests.orchestration.replay.executed_calls import execute, rollout, store
+from tests.orchestration.replay.executed_calls import cells_rollout, execute, rollout, store
 
 PROGRAMS = {
     "sum": "print(6 * 7)",
@@ -48,11 +48,12 @@ def replay(run: Path, *options: str) -> tuple[int, dict]:
     return done.exit_code, json.loads(done.stdout)
 
 
-def altered(trajectory: Trajectory, **changes: object) -> Trajectory:
-    """The same with another result."""
-    (record,) = trajectory.calls
-    result = record.result.model_copy(update=changes)
-    return trajectory.model_copy(update={"calls": (record.model_copy(update={"result": result}),)})
+def altered(trajectory: Trajectory, index: int = 0, **changes: object) -> Trajectory:
+    """The same with another result of one call."""
+    calls = list(trajectory.calls)
+    result = calls[index].result.model_copy(update=changes)
+    calls[index] = calls[index].model_copy(update={"result": result})
+    return trajectory.model_copy(update={"calls": tuple(calls)})
 
 
 def codes(told: dict, *, unexpected: bool) -> set[str]:
@@ -84,6 +85,42 @@ def test_one_altered_output_is_detected_and_named(tmp_path: Path, trajectories: 
     assert (code, told["unexpected"]) == (1, {"output": 1})
     (found,) = [each for each in told["differences"] if each["unexpected"]]
     assert (found["call"], found["stored"]["stdout"], found["replayed"]["stdout"]) == ("rl/0/0/0/0/0", "43\n", "42\n")
+
+
+CELLS = [
+    "import random\nx = 6",
+    "y = x * 7",
+    "print(y, random.random())",
+    "print(y)",
+    "import os; os._exit(3)",
+    "print(y)",
+]
+
+
+@pytest.fixture(scope="module")
+def session() -> Trajectory:
+    """A rollout of cells that share names; the fifth ends their process, and the last runs in another one."""
+    made = cells_rollout(0, CELLS)
+    assert [record.result.stdout for record in made.calls if record.call.code == "print(y)"] == ["42\n", "42\n"]
+    assert made.calls[4].result.session_ended and made.calls[5].result.restarted
+    return made
+
+
+@pytest.mark.slow
+def test_cells_are_executed_again_in_their_order_and_in_one_session(tmp_path: Path, session: Trajectory) -> None:
+    code, told = replay(store(tmp_path / "run", [session]), "--workers", "2")
+    assert (code, told["compared"], told["same"], told["left_out"]) == (0, len(CELLS), len(CELLS) - 1, {})
+    (by_chance,) = told["differences"]
+    assert (by_chance["call"], by_chance["cause"]) == ("rl/0/0/0/2/0", "two executions differ")
+    assert by_chance["replayed"]["stdout"].startswith("42 0.")
+
+
+@pytest.mark.slow
+def test_a_cell_that_answers_otherwise_is_not_taken_for_chance(tmp_path: Path, session: Trajectory) -> None:
+    code, told = replay(store(tmp_path / "run", [altered(session, 3, stdout="43\n")]), "--workers", "2")
+    assert (code, told["unexpected"]) == (1, {"output": 1})
+    (found,) = [each for each in told["differences"] if each["unexpected"]]
+    assert (found["call"], found["replayed"]["stdout"], found["cause"]) == ("rl/0/0/0/3/0", "42\n", None)
 
 
 @pytest.mark.slow
@@ -123,7 +160,7 @@ def test_a_damaged_archive_is_refused(run: Path, tmp_path: Path) -> None:
     data[200] ^= 1
     segment.write_bytes(data)
     done = CliRunner().invoke(app, ["replay", "environment", str(copy)])
-    assert done.exit_code != 0 and "damaged" in str(done.exception)
+    assert done.exit_code == 1 and "DAMAGED: the archive is damaged: segment-00000.gra, byte" in done.output
 
 
 def result(**fields: object) -> ToolResult:

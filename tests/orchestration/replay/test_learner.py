@@ -13,18 +13,23 @@ from typer.testing import CliRunner, Result
 
 from actors.learner import LearnerActor
 from actors.messages import BeginStage, Learn, SaveCheckpoint
+from actors.storage.trained_steps import batch_digest
 from actors.storage.writer import ArchiveWriter
 from actors.system.actor import ActorRef
 from orchestration.cli import app
 from orchestration.metrics import JsonlMetrics
-from orchestration.recipe import Recipe, validate_recipe
+from orchestration.recipe import Recipe
+from orchestration.recipe_loading import validate_recipe
+from orchestration.replay.learner import learning_batch
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.run_folder import write_recipe
 from policies import tokens
 from policies.grouping import LearningBatch, add_groups, resampling_random
+from policies.stages import ReinforcementOptions
 from policies.trajectory import Problem, Span, Trajectory, Verdict, WeightsVersion
 from tests.actors.learning.conftest import one_thread  # noqa: F401
 from tests.actors.learning.samples import VOCABULARY, model_folder
+from tests.actors.test_reinforcement import run as run_stage
 from tests.support.in_process_stage import InProcessStage
 
 STEPS, PROMPTS, SAMPLES = 3, 2, 8
@@ -182,6 +187,23 @@ def test_checkpoints_of_a_replay_are_written_where_they_are_asked_for(run: Path,
     replay(run, "--set", "stages.rl-1.optimiser.learning_rate=0.02", "--stages", "rl-1", "--out", str(tmp_path))
     assert (tmp_path / "rl-1" / "model.safetensors").exists()
     assert (tmp_path / "rl-1" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("rewards", ["verdict", "shuffled"])
+async def test_rounds_of_dynamic_sampling_give_the_learner_the_same_again(rewards: str) -> None:
+    stage = {"dynamic_sampling": {"rounds": 5}, "rewards": rewards}
+    kinds = ["mixed", "right", "wrong", "mixed", "wrong", *["mixed"] * 40]
+    (figures,), rollouts, learner = await run_stage(kinds, **stage)
+    options = ReinforcementOptions.model_validate({"kind": "reinforce", "steps": 1, "prompts": 4, "group": 2} | stage)
+    groups: dict[str, list[Trajectory]] = {}
+    for each in sorted(rollouts.finished, key=lambda each: (int(each.group.rpartition("/")[2]), each.sample)):
+        groups.setdefault(each.group, []).append(each)
+    assert figures["refill_rounds"] >= 1
+    again = learning_batch(list(groups.values()), options, resampling_random(0, "rl", 0))
+    assert batch_digest(again.sequences) == batch_digest(learner.batches[0])
+    assert again.figures() == {name: figures[name] for name in again.figures()}
+    other = learning_batch(list(groups.values()), options, resampling_random(1, "rl", 0))
+    assert batch_digest(other.sequences) != batch_digest(learner.batches[0]), "the draws matter"
 
 
 def test_a_stage_that_was_not_stored_is_named(run: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
-from orchestration.recipe import RecipeError
+from orchestration.recipe import ModelSettings, RecipeError, ScratchModel
 from orchestration.replay.branching import stage_limits
+from orchestration.replay.recorded_run import RecordedRun
 from policies.trajectory import Trajectory
 from tests.orchestration.archive.conftest import archive, dialogues  # noqa: F401
 from tests.orchestration.small_recipe import small_recipe
@@ -37,6 +39,31 @@ def test_what_is_not_there_is_named(archive, tmp_path: Path) -> None:  # noqa: F
     assert isinstance(done.exception, RecipeError) and "no trajectory 'rl/9/9/9'" in str(done.exception)
     done = run(archive, "rl/0/0/1", "--from-turn", "1")
     assert isinstance(done.exception, RecipeError) and "holds no recipe.toml" in str(done.exception)
+
+
+def test_weights_are_those_that_a_stage_began_with_or_that_an_evaluation_was_of(archive, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(archive.folder, tmp_path / "archive")
+    two, recorded = small_recipe(), RecordedRun(tmp_path)
+    two = two.model_copy(
+        update={
+            "stages": {"rl-1": two.stages["rl"], "rl-2": two.stages["rl"]},
+            "model": ModelSettings(scratch=ScratchModel()),
+        }
+    )
+    with pytest.raises(RecipeError, match=r"the model that the run started from is not in .*; say with --from where"):
+        recorded.weights_of(two, "rl-1", "--from")
+    for folder in ("model", "checkpoints/rl-1", "checkpoints/rl-2"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").touch()
+    began_with = {
+        "evaluation-start": "model",
+        "rl-1": "model",
+        "evaluation-rl-1": "checkpoints/rl-1",
+        "rl-2": "checkpoints/rl-1",
+        "evaluation-rl-2": "checkpoints/rl-2",
+    }
+    for stage, folder in began_with.items():
+        assert recorded.weights_of(two, stage, "--checkpoint") == tmp_path / folder
 
 
 def test_limits_are_those_of_the_stage_or_of_the_evaluation_after_it() -> None:
