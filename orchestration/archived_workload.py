@@ -13,11 +13,6 @@ from orchestration.simulation import stage_options
 from policies.recorded_workload import RecordedWorkload
 
 
-def recorded_stages(archive: Archive) -> list[str]:
-    """The stages that an archive holds rollouts of, in the order in which they were first stored."""
-    return list(dict.fromkeys(row.stage for row in archive.rows))
-
-
 def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None) -> RecordedWorkload:
     """The rollouts of an archive as a script for simulated engines, environments and dialogues.
 
@@ -26,7 +21,7 @@ def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None)
 
     Raises `ArchiveError` (`ArchiveCorrupt` for damage) if the archive can't be read, or lacks a stage.
     """
-    rows = {stage: [row for row in archive.rows if row.stage == stage] for stage in recorded_stages(archive)}
+    rows = {stage: [row for row in archive.rows if row.stage == stage] for stage in archive.stages()}
     wanted = {stage: stage for stage in sorted(rows)} if stages is None else dict(stages)
     for recorded in wanted.values():
         if recorded not in rows:
@@ -47,7 +42,7 @@ def workload_for(recipe: Recipe, stage: str, path: Path, recorded: str | None = 
     most = stage_options(recipe, stage).limits.max_tokens
     try:
         archive = Archive(find_archive(path))
-        known = recorded_stages(archive)
+        known = archive.stages()
         recorded = recorded or (stage if stage in known or len(known) != 1 else known[0])
         workload = archived_workload(archive, {stage: recorded})
     except ArchiveError as error:

@@ -81,6 +81,10 @@ class Archive:
         for number, path in segments(folder):
             self._open_segment(number, path)
 
+    def stages(self) -> list[str]:
+        """Those that have rollouts, in the order in which they were first stored."""
+        return list(dict.fromkeys(row.stage for row in self.rows))
+
     @cached_property
     def groups(self) -> dict[str, list[IndexRow]]:
         """The rows of each group, in order of the archive."""

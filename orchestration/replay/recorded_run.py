@@ -13,7 +13,6 @@ from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
-from orchestration.archived_workload import recorded_stages
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
@@ -54,7 +53,7 @@ class RecordedRun:
 
     def stages(self) -> list[str]:
         """Stages that have rollouts, evaluations among them, in the order in which they were first stored."""
-        return recorded_stages(self.archive)
+        return self.archive.stages()
 
     def reinforced(self, recipe: Recipe) -> dict[str, ReinforcementOptions]:
         """The recipe's stages of reinforcement that have stored rollouts, in the recipe's order."""

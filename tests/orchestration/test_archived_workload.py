@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from actors.storage.frames import ArchiveError
 from actors.storage.reader import Archive
 from actors.storage.writer import ArchiveWriter
-from orchestration.archived_workload import archived_workload, recorded_stages, workload_for
+from orchestration.archived_workload import archived_workload, workload_for
 from orchestration.cli import app
 from orchestration.recipe import RecipeError
 from orchestration.simulated_cast import workload_of
@@ -49,7 +49,7 @@ def test_an_archive_of_what_a_recipe_says_gives_the_same_run(archive: Path, tmp_
 
 
 def test_the_only_stage_of_an_archive_is_taken_for_one_of_another_name(archive: Path) -> None:
-    assert recorded_stages(Archive(archive / "archive")) == ["rl"]
+    assert Archive(archive / "archive").stages() == ["rl"]
     recipe = small_recipe()
     renamed = recipe.model_copy(update={"stages": {"other": recipe.stages["rl"]}})
     assert workload_for(renamed, "other", archive).rollout("other/0/2/1") == archived_workload(
