@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import tarfile
@@ -141,18 +142,19 @@ def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-class _Hashing:
+class _Hashing(io.RawIOBase):
     """A file that is read or written in order, and hashed on the way."""
 
     def __init__(self, file: Any) -> None:
+        super().__init__()
         self._file = file
         self._hash = hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._hash.update(data)
         return self._file.write(data)
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
         self._hash.update(data)
         return data

@@ -108,7 +108,7 @@ class LocalRay:
     def address(self) -> str:
         """`HOST:PORT` of the cluster that it is."""
         assert self._nodes, "it is open"
-        return self._nodes[0].address
+        return str(self._nodes[0].address)
 
     def add_node(
         self,
@@ -137,7 +137,7 @@ class LocalRay:
             min_worker_port=0,
             max_worker_port=0,
         )
-        return self._start(params).node_id
+        return str(self._start(params).node_id)
 
     def kill_node(self, node_id: str) -> None:
         """Kill the raylet of a node that was added, as a machine is lost: its actors die with it."""

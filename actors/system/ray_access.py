@@ -21,14 +21,14 @@ import ray
 from ray import exceptions as ray_errors
 from ray._private import services
 from ray._private import worker as ray_worker
-from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
-from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
 logger = logging.getLogger(__name__)
 
 _core: Any = importlib.import_module("ray._raylet")  # compiled, without types
 PROBE_S = 20.0
 """How long a cluster may take to answer at all."""
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A question to a cluster's head (an empty message) that it answers to whoever may talk to it."""
 TOKEN_PLACES = "RAY_AUTH_TOKEN, a file named by RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token"
 
 
@@ -69,7 +69,7 @@ def takes_anyone(address: str) -> bool:
     """Whether a cluster answers somebody who has no token. Raises `ClusterRefused` if it answers nobody."""
     with grpc.insecure_channel(address) as channel:
         try:
-            NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=PROBE_S, wait_for_ready=True)
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=PROBE_S, wait_for_ready=True)
         except grpc.RpcError as error:
             code = error.code()  # pyright: ignore[reportAttributeAccessIssue]: every error of a call has one
             if code is grpc.StatusCode.UNAUTHENTICATED:

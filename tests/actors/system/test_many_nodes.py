@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
 import pytest_asyncio
-from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader
-from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
-from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
 from actors.system import ray_access
 from actors.system.actor import ActorLost, ActorRef
@@ -24,7 +23,7 @@ from actors.system.carried_folder import CACHE_VARIABLE
 from actors.system.leftovers import session_processes
 from actors.system.local_ray import LocalRay
 from actors.system.placement import Placement, PlaceTogether
-from actors.system.ray_access import ClusterRefused, cluster_address, join_cluster, takes_anyone
+from actors.system.ray_access import CHECK_ALIVE, ClusterRefused, cluster_address, join_cluster, takes_anyone
 from actors.system.ray_placement import ray_nodes
 from actors.system.ray_stage import RayStage
 from actors.system.stage import Part
@@ -144,7 +143,7 @@ async def test_a_folder_reaches_other_nodes_and_is_used_in_place_at_home(
 
 async def test_who_has_no_token_is_refused(local_ray: LocalRay, nodes: dict[str, str]) -> None:
     assert not await asyncio.to_thread(takes_anyone, local_ray.address)
-    right = AuthenticationTokenLoader.instance().get_raw_token()
+    right = os.environ["RAY_AUTH_TOKEN"]
     for token, outcome in [("", "UNAUTHENTICATED"), ("0" * 64, "UNAUTHENTICATED"), (right, "OK")]:
         assert await asyncio.to_thread(_knock, local_ray.address, token) == outcome
 
@@ -153,7 +152,7 @@ def _knock(address: str, token: str) -> str:
     with grpc.insecure_channel(address) as channel:
         metadata = [("authorization", f"Bearer {token}")] if token else []
         try:
-            NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=PATIENCE_S, metadata=metadata)
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=PATIENCE_S, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name  # pyright: ignore[reportAttributeAccessIssue]: every error of a call has one
     return "OK"
@@ -183,7 +182,7 @@ def _is_loopback(text: str) -> bool:
 
 
 async def test_the_token_is_in_no_command_line_and_no_log(local_ray: LocalRay, nodes: dict[str, str]) -> None:
-    token = AuthenticationTokenLoader.instance().get_raw_token()
+    token = os.environ["RAY_AUTH_TOKEN"]
     assert len(token) >= 32 and local_ray.folder is not None
     assert [p for p in session_processes(local_ray.folder) if token in " ".join(p.cmdline())] == []
     assert [path for path in _files(local_ray.folder) if token.encode() in path.read_bytes()] == []
@@ -201,23 +200,12 @@ async def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatc
         await asyncio.to_thread(takes_anyone, "127.0.0.1:1")
 
 
-async def test_a_cluster_that_takes_anyone_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from ray.core.generated.gcs_service_pb2 import CheckAliveReply
-    from ray.core.generated.gcs_service_pb2_grpc import (
-        NodeInfoGcsServiceServicer,
-        add_NodeInfoGcsServiceServicer_to_server,
-    )
-
-    class Open(NodeInfoGcsServiceServicer):
-        """Answers anyone, as Ray's own server does without a token."""
-
-        def CheckAlive(self, request, context):
-            return CheckAliveReply()
-
+async def test_a_cluster_that_takes_anyone_is_not_joined() -> None:
+    # Answers anyone, as Ray's own server does without a token.
+    service, _, method = CHECK_ALIVE.removeprefix("/").partition("/")
+    answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
     server = grpc.server(ThreadPoolExecutor(1))
-    add_NodeInfoGcsServiceServicer_to_server(Open(), server)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: answer}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
