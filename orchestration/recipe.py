@@ -259,6 +259,11 @@ class Recipe(Options):
     @model_validator(mode="after")
     def _learners_find_each_other(self) -> Recipe:
         options = self.cluster.learners
+        if options is not None and options.together and options.cpus == 0 and not options.resources:
+            raise ValueError(
+                f"cluster.learners.together = {options.together!r} reserves places, but cluster.learners.cpus = 0 "
+                "leaves nothing to reserve in them; give some, or leave it out"
+            )
         apart = options is not None and options.together != "strict_pack"
         if self.cluster.address and apart and self.learner.count > 1 and self.learner.host == LOOPBACK:
             raise ValueError(

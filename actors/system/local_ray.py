@@ -140,10 +140,17 @@ class LocalRay:
         return str(self._start(params).node_id)
 
     def kill_node(self, node_id: str) -> None:
-        """Kill the raylet of a node that was added, as a machine is lost: its actors die with it."""
+        """Kill the raylet of a node that was added, as a machine is lost: its actors die with it, and Ray notices."""
+        self._take_out(node_id).kill_raylet(check_alive=False)
+
+    def remove_node(self, node_id: str) -> None:
+        """Take away a node that was added, in order: it tells Ray that it goes."""
+        self._take_out(node_id).kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+    def _take_out(self, node_id: str) -> Node:
         (node,) = [node for node in self._nodes[1:] if node.node_id == node_id]
-        node.kill_raylet(check_alive=False)
         self._nodes.remove(node)
+        return node
 
     def _start(self, params: RayParams) -> Node:
         params.update(node_ip_address="127.0.0.1", temp_dir=str(self.folder))

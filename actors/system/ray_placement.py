@@ -87,9 +87,11 @@ class RayPlacement:
         self._timeout_s = timeout_s
         self._groups: dict[str, PlacementGroup] = {}
 
-    def check(self, parts: Iterable[Part]) -> None:
-        """Raises `ValueError` if the cluster, were it empty, could not hold these parts all together."""
-        if missing := misfits(wishes_of(parts), ray_nodes()):
+    def check(self, parts: Iterable[Part], beside: Iterable[Part]) -> None:
+        """Raises `ValueError` if the cluster, without other jobs, could not hold these parts beside those it has."""
+        parts, beside, nodes = list(parts), list(beside), ray_nodes()
+        missing = misfits(wishes_of([*beside, *parts]), nodes)
+        if missing and not misfits(wishes_of(beside), nodes):  # else a node was lost, and its actors wait for room
             raise ValueError("the actors do not fit the cluster:\n  " + "\n  ".join(missing))
 
     def options(self, part: Part) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class RayStage:
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
         """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources."""
-        self._placement.check([*self._cast.present(), *parts])
+        self._placement.check(parts, beside=self._cast.present())
         await self._placement.reserve(parts)
         return await self._cast.spawn(parts)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,8 +52,9 @@ def nodes(local_ray: LocalRay, cache: Path) -> Iterator[dict[str, str]]:
             )
     yield added
     for name in ("a", "b"):
-        if added[name] in {node.id for node in ray_nodes()}:
-            local_ray.kill_node(added[name])
+        local_ray.remove_node(added[name])
+    while {node.id for node in ray_nodes()} != {added["home"]}:
+        time.sleep(0.05)  # until then others' actors might be put on them
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
