@@ -41,7 +41,7 @@ SETTINGS = (
     "environments.workers=1",
     "generators.count=2",
     "cluster.shared_files=true",  # the nodes are raylets of one machine
-    "cluster.environments={resources={environment=1}, cpus=0, spread=true}",
+    "cluster.environments={resources={environment=1}, cpus=0}",
     "cluster.generators={resources={generator=1}, cpus=0, spread=true}",
     "evaluation.count=8",
     f"stages.{STAGE}.steps={CALM_STEPS + 1 + LATER_STEPS}",

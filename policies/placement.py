@@ -58,10 +58,11 @@ class PlacementOptions(Options):
                 raise ValueError(f"{name} is not a custom resource; use `cpus`, or `gpus` of the actor's own section")
         return resources
 
-    @property
-    def anywhere(self) -> bool:
-        """Whether these wishes name no kind of node."""
-        return not (self.resources or self.labels or self.cpu_only)
+
+class EnvironmentPlacementOptions(PlacementOptions):
+    """Where the environments may run."""
+
+    spread: bool = True
 
 
 class LearnerPlacementOptions(PlacementOptions):
@@ -82,7 +83,7 @@ class ClusterOptions(Options):
     shared_files: bool = False
     """Whether all nodes see this machine's files under the same paths (a network file system). Then nothing is
     carried to them, and learners may run elsewhere than beside the run's folder."""
-    environments: PlacementOptions = PlacementOptions(spread=True)
+    environments: EnvironmentPlacementOptions = EnvironmentPlacementOptions()
     generators: PlacementOptions = PlacementOptions()
     rollouts: PlacementOptions | None = None
     """None: on the driver's node, as balancer, archive and director are."""

@@ -41,7 +41,7 @@ def test_books_stay_at_home_and_the_rest_goes_where_the_recipe_says() -> None:
     recipe = recipe_with(
         JOINED,
         "environments.workers=3",
-        "cluster.environments={cpu_only=true, spread=true}",
+        "cluster.environments={cpu_only=true}",
         'cluster.generators={labels={pool="gpu"}, resources={disk=0.5}, cpus=2.5}',
         "generators.gpus=1",
     )
