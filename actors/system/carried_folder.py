@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -53,7 +54,9 @@ def cache_folder() -> Path:
     given = os.environ.get(CACHE_VARIABLE)
     folder = Path(given) if given else Path("/var/tmp") / f"greenroom-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)  # whatever the umask
     except OSError as error:
         raise FolderNotCarried(f"{folder} can't be made ({error.strerror}); set {CACHE_VARIABLE}") from error
     status = folder.lstat()
@@ -95,16 +98,15 @@ async def unpacked(digest: str, pieces: AsyncIterator[bytes]) -> Path:
     Raises `FolderNotCarried` if the pieces are not what the digest says, or the disk is full.
     """
     final = cache_folder() / digest
-    if final.is_dir():
-        return final
     try:
-        with tempfile.TemporaryFile(dir=final.parent) as archive:
-            async for piece in pieces:
-                archive.write(piece)
-            archive.seek(0)
-            with _alone(final.with_suffix(".lock")):  # another actor of this node may want the same
-                if not final.is_dir():
-                    _unpack(archive, digest, final)
+        with final.with_suffix(".lock").open("w") as lock:
+            await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another actor of this node may want the same
+            if not final.is_dir():
+                with tempfile.TemporaryFile(dir=final.parent) as archive:
+                    async for piece in pieces:
+                        archive.write(piece)
+                    archive.seek(0)
+                    await asyncio.to_thread(_unpack, archive, digest, final)
     except (OSError, tarfile.TarError, zstandard.ZstdError) as error:
         raise FolderNotCarried(f"a folder could not be unpacked in {final.parent}: {error}") from error
     return final
@@ -125,13 +127,6 @@ def _unpack(archive: IO[bytes], digest: str, final: Path) -> None:
         aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
