@@ -50,7 +50,7 @@ RETRY_S = 2.0
 RETURN_S = 180.0
 """How long weights wait for a generator that was lost: it may be restarting."""
 LEFT_OUT_S = 20.0
-"""How long for one that is known to be gone."""
+"""How long for one that is known to be gone, the first time."""
 
 
 class DirectorActor(Actor):
@@ -95,6 +95,8 @@ class DirectorActor(Actor):
         self._in_step = progress.version == UNTRAINED
         """Whether generators have the learner's weights; those of a run that is resumed begin with others."""
         self._version = progress.version
+        self._missed: dict[str, None] = {}
+        """Generators that were waited for in vain when weights last went out: they are not waited for again."""
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
@@ -249,13 +251,17 @@ class DirectorActor(Actor):
     async def _update(self, ref: ActorRef, update: UpdateWeights) -> None:
         """Bring weights to one generator; one that can't be reached is left out until it is back with them."""
         began = self.port.clock.now_ns()
+        missed = ref.name in self._missed
         while True:
             try:
                 await self.port.ask(ref, update, UPDATE_DEADLINE_S)
+                self._missed.pop(ref.name, None)
                 return
             except ActorLost as lost:
                 waited = seconds_since(self.port.clock, began)
-                if waited > RETURN_S or (ref.name in self._supervision.left_out and waited > LEFT_OUT_S):
+                known = ref.name in self._supervision.left_out
+                if waited > RETURN_S or (known and (missed or waited > LEFT_OUT_S)):
+                    self._missed[ref.name] = None
                     log.warning("%s goes without weights %s: %s", ref.name, update.version, lost)
                     await self._supervision.leave_out(ref.name)
                     return

@@ -45,6 +45,7 @@ from env.faults import FaultPlan, FaultyInterpreters
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
+from env.preflight import check_host
 from env.sessions import SessionOptions
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER
@@ -53,6 +54,10 @@ from policies.scripted import Script
 RECENT_RESULTS = 4096
 RECENT_CHARACTERS = 32 << 20
 """How many results, and how much of their text, are kept for those who ask again."""
+
+
+class HostUnsafe(RuntimeError):
+    """This machine can't run generated code safely; the text says what is missing, and what mends it."""
 
 
 class RecentResults:
@@ -96,12 +101,14 @@ class EnvironmentActor(Actor):
         faults: FaultPlan | None = None,
         workload: Script | None = None,
         sessions: SessionOptions | None = None,
+        check_host: bool = False,
     ) -> None:
         """`limits` are the most that a call gets.
 
         `cores` calls run at once (the machine's by default), and up to `workers` (four times as many) while cores idle.
         `libraries` is the folder that `python -m env.image` built, by default the project's own. How calls are kept
         apart (`isolation`, `preloaded`, `recycle_after`, `sessions`) is as in `env.interpreters.Interpreters`.
+        With `check_host`, it starts only where a trial program can be run safely.
         `faults` are made to happen to its jails. With a `workload` nothing is run: it says what comes of each call, and
         how long that takes.
         """
@@ -110,7 +117,7 @@ class EnvironmentActor(Actor):
         self._workers = workers or WORKERS_PER_CORE * cores
         self._cores = min(cores, self._workers)
         self._image = Image(libraries=Path(libraries)) if libraries else Image()
-        self._run_id, self._faults = run_id, faults
+        self._run_id, self._faults, self._check_host = run_id, faults, check_host
         self._isolation: IsolationKind = isolation
         self._preloaded, self._recycle_after = tuple(preloaded), recycle_after
         self._session_options = sessions or SessionOptions()
@@ -121,7 +128,11 @@ class EnvironmentActor(Actor):
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
     async def start(self) -> None:
-        """Raises `env.image.ImageIncomplete` if the sandbox is not built."""
+        """Raises `env.image.ImageIncomplete` if the sandbox is not built, `HostUnsafe` if code can't be run safely."""
+        if self._check_host:
+            problems = await self.port.offload(lambda: 0.0, lambda: check_host(self._image, self._isolation))
+            if problems:
+                raise HostUnsafe("\n".join(map(str, problems)))
         self._interpreters = self._real() if self._workload is None else self._simulated(self._workload)
         runs = self._interpreters
         if self._faults is not None:

@@ -42,7 +42,7 @@ class Image:
 
     prefix: Path = field(default_factory=lambda: Path(sys.base_prefix).resolve())
     """The interpreter's installation: holds bin/pythonX.Y and lib/pythonX.Y."""
-    libraries: Path | None = field(default_factory=lambda: PROJECT / ".sandbox")
+    libraries: Path | None = field(default_factory=lambda: built_libraries())
     """Folder that `build` made; None for an interpreter with the standard library only."""
     requirements: Path = REQUIREMENTS
     """The pinned packages that `libraries` holds."""
@@ -99,6 +99,13 @@ class Image:
                 f"the sandbox's libraries in {self.libraries} lack {', '.join(missing)}; remove that folder "
                 "and run `make setup`"
             )
+
+
+def built_libraries() -> Path:
+    """The project's own image; or, where the code was brought here without one (as a Ray job's working directory), the
+    one beside the virtual environment that runs it: set-up makes both in one place."""
+    own, beside = PROJECT / ".sandbox", Path(sys.prefix).parent / ".sandbox"
+    return beside if beside.is_dir() and not own.is_dir() else own
 
 
 def pinned_packages(requirements: Path = REQUIREMENTS) -> dict[str, str]:

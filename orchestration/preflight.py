@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from env import zygotes
 from env.preflight import check_host
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
 from orchestration.run_folder import choose_folder
+from policies.placement import Node, misfits
 
 GIB = 1 << 30
 LIGHT_ACTOR_BYTES = 200 << 20
@@ -56,6 +57,8 @@ class Plan:
     needs: tuple[Need, ...]
     stages: tuple[str, ...]
     memory_available_bytes: int
+    nodes: tuple[Node, ...] = ()
+    """Of the cluster that the run would join; none if it starts a Ray of its own."""
 
     @property
     def memory_bytes(self) -> int:
@@ -125,6 +128,8 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     Raises `HostUnfit` that lists everything that is missing, `RecipeError` as `plan` does.
     """
     planned = plan(recipe, runs)
+    if recipe.cluster.address:
+        return _check_cluster(recipe, planned)
     faults = [f"{problem}" for problem in check_host(isolation=recipe.environments.isolation)]
     if planned.memory_bytes > planned.memory_available_bytes:
         faults.append(
@@ -139,6 +144,27 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     return planned
 
 
+def _check_cluster(recipe: Recipe, planned: Plan) -> Plan:
+    """The plan with the cluster's nodes. Raises `HostUnfit` if it can't be joined, or could not hold the actors."""
+    from actors.system.ray_access import ClusterRefused
+    from actors.system.ray_placement import cluster_nodes
+    from orchestration.cast import cast_for
+    from orchestration.placing import placed, wishes
+
+    try:
+        nodes = cluster_nodes(recipe.cluster.address, recipe.cluster.allow_open)
+    except ClusterRefused as refused:
+        raise HostUnfit(str(refused)) from refused
+    cast = cast_for(recipe, model=Path("model"), folder=Path(planned.folder), run_id="preflight")
+    if faults := misfits(wishes(placed(cast, recipe)), nodes):
+        raise HostUnfit(
+            f"the cluster at {recipe.cluster.address} can't hold the recipe's actors:\n  "
+            + "\n  ".join(faults)
+            + "\nlower the counts, or change [cluster] in the recipe (docs/clusters.md), or add nodes"
+        )
+    return replace(planned, nodes=tuple(nodes))
+
+
 def show(planned: Plan, out: Console) -> None:
     """Print what would start."""
     table = Table(title=f"{planned.recipe}: what would start")
@@ -151,7 +177,12 @@ def show(planned: Plan, out: Console) -> None:
     for stage in planned.stages:
         out.print(f"  {stage}")
     takes, free = planned.memory_bytes / GIB, planned.memory_available_bytes / GIB
-    out.print(f"memory: about {takes:.1f} GiB of {free:.1f} GiB free")
+    if planned.nodes:
+        out.print(f"memory: about {takes:.1f} GiB, on all nodes of the cluster together:")
+        for node in planned.nodes:
+            out.print(f"  {node.described()}")
+    else:
+        out.print(f"memory: about {takes:.1f} GiB of {free:.1f} GiB free")
     out.print(f"run folder: {planned.folder}")
 
 

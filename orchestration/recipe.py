@@ -21,6 +21,7 @@ from env.zygotes import RECYCLE_AFTER
 from policies.balancing import BalancerOptions
 from policies.hardware import HardwareOptions, ModelSize
 from policies.options import LimitOptions, Options
+from policies.placement import ClusterOptions
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 from policies.step_cost import StepCost
 from policies.workloads import ProfileName, WorkloadOptions
@@ -187,6 +188,7 @@ class Recipe(Options):
     rollouts: RolloutSettings = RolloutSettings()
     balancer: BalancerOptions = BalancerOptions()
     learner: LearnerSettings = LearnerSettings()
+    cluster: ClusterOptions = ClusterOptions()
     checkpoints: CheckpointSettings = CheckpointSettings()
     simulation: SimulationSettings = SimulationSettings()
     hardware: HardwareOptions | None = None
@@ -252,6 +254,23 @@ class Recipe(Options):
                     f"stages.{name}.objective.kl_weight={kl_weight} needs a reference model, which sharded learners do "
                     f"not keep, but learner.count={self.learner.count}; set kl_weight = 0 or learner.count = 1"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _learners_find_each_other(self) -> Recipe:
+        options = self.cluster.learners
+        if options is not None and options.together and options.cpus == 0 and not options.resources:
+            raise ValueError(
+                f"cluster.learners.together = {options.together!r} reserves places, but cluster.learners.cpus = 0 "
+                "leaves nothing to reserve in them; give some, or leave it out"
+            )
+        apart = options is not None and options.together != "strict_pack"
+        if self.cluster.address and apart and self.learner.count > 1 and self.learner.host == LOOPBACK:
+            raise ValueError(
+                f"learner.count={self.learner.count} learners may run on several nodes, but the first one waits for "
+                'the others on its loopback; set cluster.learners.together = "strict_pack", or learner.host to the '
+                "address of the node that cluster.learners.labels select"
+            )
         return self
 
     def all_limits(self) -> dict[str, LimitOptions]:

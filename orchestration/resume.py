@@ -58,10 +58,14 @@ def find_run(run: Path, runs: Path) -> Path:
 
 
 def recipe_of(folder: Path, given: Recipe | None) -> Recipe:
-    """The recipe of a run. Raises `RecipeError` if `given` is another one; it names the fields."""
+    """The recipe of a run, on the cluster of `given`: machines change, and don't change what is learned.
+
+    Raises `RecipeError` if `given` is another one in anything else; it names the fields.
+    """
     own = load_recipe(folder / "recipe.toml")
     if given is None:
         return own
+    own = own.model_copy(update={"cluster": given.cluster})
     differing = _differences(own.model_dump(mode="json"), given.model_dump(mode="json"))
     if differing:
         raise RecipeError(

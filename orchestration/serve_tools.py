@@ -24,6 +24,9 @@ def serve_tools(
     ] = 50_000,
     environments: Annotated[int, typer.Option(help="Environment actors on Ray; 0: on this machine, without Ray.")] = 0,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; without, a local one.")] = None,
+    allow_open_cluster: Annotated[
+        bool, typer.Option(help="Join a cluster that has no token: whoever reaches it can run anything there.")
+    ] = False,
 ) -> None:
     """Serve the sandbox over HTTP with Code Judge's API."""
     from env.tool_call import Limits
@@ -39,5 +42,6 @@ def serve_tools(
         most_open=most_open,
         environments=environments,
         ray_address=ray_address,
+        allow_open_cluster=allow_open_cluster,
     )
     run_interruptibly(serve(options, lambda text: print(text, flush=True)))

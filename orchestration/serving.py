@@ -13,12 +13,13 @@ import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvicorn
 
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler, Runs
+from env.image import Image
 from env.interpreters import Interpreters
 from env.judge_api import judge_app
 from env.judge_queue import JudgeQueue
@@ -50,6 +51,8 @@ class ServeOptions:
     """Environment actors to run programs on; 0 means none: without Ray, on this machine."""
     ray_address: str | None = None
     """The Ray cluster to join; None starts a local one."""
+    allow_open_cluster: bool = False
+    """Whether to join one that takes anyone who can reach it."""
 
     def __post_init__(self) -> None:
         if not self.token and not _is_loopback(self.host):
@@ -144,10 +147,13 @@ async def _alone(options: ServeOptions) -> AsyncIterator[Runs]:
 async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
     from actors.environment import EnvironmentActor
     from actors.environment_pool import EnvironmentPool
+    from actors.system.carried_folder import FolderNotCarried
+    from actors.system.placement import Placement
     from actors.system.ray_stage import RayStage
-    from actors.system.stage import Part
+    from actors.system.stage import ActorStartFailed, Part
 
     on_cluster = options.ray_address is not None
+    stage = RayStage(seed=0, name="serve-tools", address=options.ray_address, allow_open=options.allow_open_cluster)
     parts = [
         Part(
             name=f"environment-{index}",
@@ -157,15 +163,26 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
                 "workers": options.workers,
                 "cores": options.cores_used,
                 "run_id": f"serve-tools-{options.port}-{index}",
+                "check_host": on_cluster,
             },
             # On a cluster the reservation is what spreads them over machines.
             cpus=float(options.cores_used) if on_cluster else 0.0,
+            placement=Placement(spread=on_cluster),
             restarts=RESTARTS,
         )
         for index in range(options.environments)
     ]
-    async with RayStage(seed=0, name="serve-tools", address=options.ray_address) as stage:
-        yield EnvironmentPool(stage.port, await stage.spawn(*parts))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(stage)
+            libraries = Image().libraries
+            if on_cluster and libraries is not None:
+                carried = {"libraries": await stage.carry(libraries)}
+                parts = [replace(part, arguments=part.arguments | carried) for part in parts]
+            environments = await stage.spawn(*parts)
+        except (ActorStartFailed, FolderNotCarried, ValueError) as error:
+            raise RecipeError(f"the environments can't be started: {error}") from error
+        yield EnvironmentPool(stage.port, environments)
 
 
 class _Server(uvicorn.Server):

@@ -33,6 +33,7 @@ from orchestration.cast import cast_for, enter
 from orchestration.data.prepare import prepare_data
 from orchestration.examples import write_examples
 from orchestration.metrics import Interval, MetricsSink, wilson_interval
+from orchestration.placing import carrying, placed
 from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
@@ -120,7 +121,14 @@ class Training:
         for note in self._beginning.notes:
             self._progress.note(note)
         self._progress.note(f"starting {len(list(cast.parts()))} actors")
-        async with RayStage(seed=recipe.seed, name=self._folder.name, log_dir=self._folder / "logs") as stage:
+        async with RayStage(
+            seed=recipe.seed,
+            name=self._folder.name,
+            log_dir=self._folder / "logs",
+            address=recipe.cluster.address or None,
+            allow_open=recipe.cluster.allow_open,
+        ) as stage:
+            cast = await carrying(placed(cast, recipe), recipe, stage.carry)
             await enter(stage, cast, self._environment)
             self._event("started", {"actors_started_s": self._seconds()})
             relay = asyncio.create_task(self._relay(stage.port))

@@ -57,7 +57,7 @@ def test_a_seeded_generator_of_one_s_own_is_allowed() -> None:
     "path",
     [
         "actors/system/clock.py",
-        "actors/system/local_ray.py",
+        "actors/system/ray_access.py",
         "actors/system/ray_stage.py",
         "orchestration/planted.py",
         "env/planted.py",
@@ -83,7 +83,9 @@ ALLOWED = {
     "policies/planted_allowed.py": "from env.tool_call import ToolCall\n",
     "actors/system/local_ray.py": "import ray\n",
     "actors/system/plain_ray_echo.py": "import ray\n",
+    "actors/system/ray_access.py": "import ray\n",
     "actors/system/ray_fabric.py": "import ray\n",
+    "actors/system/ray_placement.py": "import ray\n",
     "actors/system/ray_stage.py": "import ray\n",
     "actors/engines/vllm_engine.py": "import vllm\n",
     "orchestration/planted_allowed.py": "import actors.engines.vllm_engine\n",

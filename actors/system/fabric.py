@@ -25,6 +25,10 @@ class Fabric(Protocol):
         """End a process at once; also one that is dead already, or frozen."""
         ...
 
+    def node(self) -> str:
+        """Names the machine that this process runs on."""
+        ...
+
     def unpickle(self, data: bytes) -> Any:
         """The inverse of what the stage did to the actors' arguments."""
         ...

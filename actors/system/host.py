@@ -21,6 +21,7 @@ from types import CoroutineType
 from typing import Any
 
 from actors.system.actor import Actor, ActorRef, Blobs, seed_for
+from actors.system.carried_folder import CarriedFolder
 from actors.system.clock import Clock, RealClock
 from actors.system.links import Limits
 from actors.system.mailbox import Mailbox
@@ -41,6 +42,8 @@ class HostSpec:
     qualname: str
     arguments: bytes
     """Pickled keyword arguments: opened only when the environment is set and the class is imported."""
+    carried: dict[str, CarriedFolder] = field(default_factory=dict)
+    """Further arguments: folders, whose paths on this process's node the actor is given."""
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     log_file: str | None = None
@@ -141,11 +144,11 @@ class ActorHost:
         self._unpickle = unpickle
         self._actor: Actor | None = None
 
-    def construct(self) -> str:
-        """Import the class and call it. Returns the traceback if that fails, else nothing."""
+    def construct(self, folders: dict[str, str] | None = None) -> str:
+        """Import the class and call it, with the paths of carried folders. Returns the traceback if that fails."""
         try:
             cls = load_class(self.spec.module, self.spec.qualname)
-            self._actor = cls(**self._unpickle(self.spec.arguments))
+            self._actor = cls(**self._unpickle(self.spec.arguments), **(folders or {}))
             self._actor.port = self.port
         except Exception:  # a boundary: whatever it is, the stage's user must read it
             logger.exception("%s could not be made", self.spec.name)

@@ -9,9 +9,12 @@ import asyncio
 import logging
 import os
 import traceback
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from actors.system.blobs import FabricBlobs
+from actors.system.carried_folder import CarriedFolder, FolderNotCarried, unpacked
 from actors.system.fabric import Fabric, Peers
 from actors.system.host import ActorHost, HostSpec
 from actors.system.process import become_host
@@ -44,7 +47,21 @@ class HostProcess:
         """Make the actor. Returns the pid, and the traceback of what went wrong, if anything."""
         self._last_words = asyncio.get_running_loop().create_future()
         self._made = ActorHost(self._spec, self._blobs, self._fabric.unpickle, self._die)
-        return os.getpid(), self._made.construct()
+        try:
+            folders = {name: str(await self._reach(folder)) for name, folder in self._spec.carried.items()}
+        except (FolderNotCarried, KeyError) as error:
+            return os.getpid(), str(error)
+        return os.getpid(), self._made.construct(folders)
+
+    async def _reach(self, folder: CarriedFolder) -> Path:
+        """Where a folder of the driver's is on this node. Raises `FolderNotCarried`, `KeyError` if it is lost."""
+        if folder.home == self._fabric.node():
+            return Path(folder.path)
+        return await unpacked(folder.digest, self._pieces(folder))
+
+    async def _pieces(self, folder: CarriedFolder) -> AsyncIterator[bytes]:
+        for piece in folder.pieces:
+            yield await self._fabric.fetch(piece)
 
     async def introduce(self, peers: Peers) -> None:
         """Make peers known, or their next incarnations."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import logging
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any, ClassVar, Self
 
 import ray
 from ray._private import ray_constants, services
-from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
@@ -31,8 +28,7 @@ from actors.system.leftovers import (
     session_processes,
     sweep_leftovers,
 )
-
-logger = logging.getLogger(__name__)
+from actors.system.ray_access import connect_ray, require_token
 
 _AGENT_COMMAND = re.compile(r"^(--(?:dashboard|runtime_env)_agent_command=).*", re.DOTALL)
 _core: Any = importlib.import_module("ray._raylet")  # compiled, without types
@@ -52,7 +48,7 @@ _RAY_VARIABLES = {
 
 
 class _LeanNode(Node):
-    """A head node of two servers: gcs and raylet.
+    """A node of few servers: the raylet, and on the head node gcs.
 
     Ray's Python servers (dashboard, its agent, the agent for runtime environments, each some 100 MB and seconds of
     import) serve what we don't use. A raylet whose agents are late to report their ports ends itself, after 15 s and
@@ -77,7 +73,7 @@ class LocalRay:
     def __init__(self, cpus: int | None = None, gpus: int | None = None, object_store_bytes: int = 512 << 20) -> None:
         self.cpus, self.gpus, self.object_store_bytes = cpus, gpus, object_store_bytes
         self.folder: Path | None = None
-        self._node: Node | None = None
+        self._nodes: list[Node] = []
 
     def __enter__(self) -> Self:
         if ray.is_initialized():
@@ -86,23 +82,19 @@ class LocalRay:
         self.folder = make_session_folder()
         atexit.register(self.close)
         ray_constants.ENABLE_RAY_CLUSTER = False  # makes this machine's address 127.0.0.1
-        params = RayParams(
-            node_ip_address="127.0.0.1",
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            object_store_memory=self.object_store_bytes,
-            temp_dir=str(self.folder),
-            include_dashboard=False,
-            include_log_monitor=False,  # pyright: ignore[reportArgumentType]
-            no_monitor=True,
-        )
         try:
-            with _environment({SESSION_VARIABLE: str(self.folder), **_RAY_VARIABLES}), _lean_servers():
-                _require_token()
-                self._node = _LeanNode(
-                    params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True
+            require_token()
+            self._start(
+                RayParams(
+                    num_cpus=self.cpus,
+                    num_gpus=self.gpus,
+                    object_store_memory=self.object_store_bytes,
+                    include_dashboard=False,
+                    include_log_monitor=False,  # pyright: ignore[reportArgumentType]
+                    no_monitor=True,
                 )
-            connect_ray(self._node.address)
+            )
+            connect_ray(self.address)
         except BaseException:  # interrupted too: Ray's processes must not stay behind
             self.close()
             raise
@@ -111,6 +103,62 @@ class LocalRay:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` of the cluster that it is."""
+        assert self._nodes, "it is open"
+        return str(self._nodes[0].address)
+
+    def add_node(
+        self,
+        *,
+        cpus: int,
+        gpus: int = 0,
+        resources: dict[str, float] | None = None,
+        labels: dict[str, str] | None = None,
+        object_store_bytes: int = 150 << 20,
+    ) -> str:
+        """One more raylet, as if it were another machine; returns its id. For tests of many nodes.
+
+        Does what `ray.cluster_utils.Cluster` does, with fewer servers for each: its own nodes end themselves where
+        their agents are late, which they are on a busy machine.
+        """
+        params = RayParams(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            resources=resources or {},
+            labels=labels or {},
+            object_store_memory=object_store_bytes,
+            gcs_address=self.address,
+            redis_address=self.address,
+            include_log_monitor=False,  # pyright: ignore[reportArgumentType]
+            node_manager_port=0,
+            min_worker_port=0,
+            max_worker_port=0,
+        )
+        return str(self._start(params).node_id)
+
+    def kill_node(self, node_id: str) -> None:
+        """Kill the raylet of a node that was added, as a machine is lost: its actors die with it, and Ray notices."""
+        self._take_out(node_id).kill_raylet(check_alive=False)
+
+    def remove_node(self, node_id: str) -> None:
+        """Take away a node that was added, in order: it tells Ray that it goes."""
+        self._take_out(node_id).kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+    def _take_out(self, node_id: str) -> Node:
+        (node,) = [node for node in self._nodes[1:] if node.node_id == node_id]
+        self._nodes.remove(node)
+        return node
+
+    def _start(self, params: RayParams) -> Node:
+        params.update(node_ip_address="127.0.0.1", temp_dir=str(self.folder))
+        head = not self._nodes
+        with _environment({SESSION_VARIABLE: str(self.folder), **_RAY_VARIABLES}), _lean_servers():
+            node = _LeanNode(params, head=head, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=head)
+        self._nodes.append(node)
+        return node
 
     def close(self) -> None:
         """End Ray, wait until its processes have gone, and delete its folder."""
@@ -122,8 +170,8 @@ class LocalRay:
         processes = session_processes(folder)  # while their parents, by which some are known, are there
         try:
             ray.shutdown()
-            if self._node is not None:
-                self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            while self._nodes:
+                self._nodes.pop().kill_all_processes(check_alive=False, allow_graceful=False)
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = True
             bury_session(folder, processes)
@@ -163,22 +211,3 @@ def _lean_servers() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = original
-
-
-def _require_token() -> None:
-    """Only who has this process's token may talk to its Ray: other users of the machine can't."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    _core.Config.initialize("")  # Ray has read the environment when it was imported
-    _core.AuthenticationTokenLoader.instance().reset_cache()
-
-
-def connect_ray(address: str | None) -> None:
-    """Join the Ray at `address` from this process, quietly."""
-    ray_worker.print_to_stdstream = _overhear
-    ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
-
-
-def _overhear(said: dict[str, Any], **_: Any) -> None:
-    """What Ray would print on the driver's terminal about its workers, `log_to_driver` or not."""
-    logger.debug("ray says: %s", "\n".join(said["lines"]))

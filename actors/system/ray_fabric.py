@@ -62,6 +62,9 @@ class RayFabric:
         with suppress(ray_errors.RayError):  # Ray itself may be gone, and the process with it
             ray.kill(reference)
 
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
     def unpickle(self, data: bytes) -> Any:
         return unpickle(data)
 

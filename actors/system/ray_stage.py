@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,14 +20,18 @@ from ray.cloudpickle import dumps as pickle_anything  # pyright: ignore[reportAt
 
 from actors.system.actor import Actor, ActorRef, BlobRef
 from actors.system.blobs import FabricBlobs
+from actors.system.carried_folder import CarriedFolder, packed, read_pieces
 from actors.system.cast import Cast
 from actors.system.fabric import Fabric, Peers
 from actors.system.host import ActorPort, HostSpec, importable
 from actors.system.host_process import HostProcess
 from actors.system.links import Limits
-from actors.system.local_ray import LocalRay, connect_ray
+from actors.system.local_ray import LocalRay
 from actors.system.mailbox import Mailbox
+from actors.system.placement import Placement
+from actors.system.ray_access import join_cluster
 from actors.system.ray_fabric import RayFabric
+from actors.system.ray_placement import RayPlacement, node_of
 from actors.system.stage import Death, Part
 
 logger = logging.getLogger(__name__)
@@ -41,13 +46,16 @@ class _Keeper(Actor):
     """Holds the driver's blobs where actors can ask for them."""
 
 
+_KEEPER_PART = Part(name=_KEEPER, actor=_Keeper, placement=Placement(home=True))
+
+
 class RayStage:
     """A `Stage` on Ray.
 
     Starts a Ray of its own, or shares the `LocalRay` that is open in this process (whose CPUs count then), or joins the
-    cluster at `address`. `deaths` lists who died; `on_death`
-    registers a callback that hears of each death at once. With `log_dir`, all that an actor prints or logs is in
-    `log_dir/NAME.log`.
+    cluster at `address`; one that takes anyone only with `allow_open` (`actors.system.ray_access`). `deaths` lists who
+    died; `on_death` registers a callback that hears of each death at once. With `log_dir`, all that an actor prints or
+    logs is in `log_dir/NAME.log`, on the node where it runs.
 
     Example:
         async with RayStage(seed=0, log_dir=Path("runs/a/logs")) as stage:
@@ -67,14 +75,17 @@ class RayStage:
         gpus: int | None = None,
         object_store_bytes: int = 512 << 20,
         address: str | None = None,
+        allow_open: bool = False,
         start_timeout_s: float = 600.0,
         grace_s: float = 10.0,
         limits: Limits | None = None,
     ) -> None:
         self.name = name
-        self._seed, self._log_dir, self._address, self._limits = seed, log_dir, address, limits
+        self._seed, self._log_dir, self._limits = seed, log_dir, limits
+        self._address, self._allow_open = address, allow_open
         self._own = LocalRay(cpus, gpus, object_store_bytes)
         self._fabric = RayFabric()
+        self._placement = RayPlacement(start_timeout_s)
         self._cast = Cast(
             self._fabric,
             self._recruit,
@@ -87,9 +98,11 @@ class RayStage:
         self._opened = self._closed = False
 
     async def __aenter__(self) -> Self:
-        if self._address is not None:
-            connect_ray(self._address)
-        elif LocalRay.open is None:
+        if LocalRay.open is not None:
+            self._address = None
+        elif self._address is not None:
+            join_cluster(self._address, self._allow_open)
+        else:
             self._own.__enter__()  # in this thread: Ray's processes are bound to the thread that starts them
         self._mailbox = self._cast.mailbox = Mailbox(_DRIVER, limits=self._limits, on_lost=self._cast.lost)
         self.port = ActorPort(
@@ -117,10 +130,25 @@ class RayStage:
         """The process that hosts an actor now (on its own machine). Raises `LookupError` for an unknown actor."""
         return self._cast.member(ref).pid
 
+    def node(self, ref: ActorRef) -> str:
+        """Id of the node that an actor runs on. Raises `LookupError` for an unknown actor."""
+        return node_of(self._cast.member(ref).reference)
+
     async def spawn(self, *parts: Part) -> list[ActorRef]:
         """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources."""
-        self._check_resources(parts)
+        self._placement.check(parts, beside=self._cast.present())
+        await self._placement.reserve(parts)
         return await self._cast.spawn(parts)
+
+    async def carry(self, folder: Path) -> CarriedFolder:
+        """Pack a folder into the object store, for the arguments of parts; it stays there as long as the stage.
+
+        Raises `FolderNotCarried` if there is no room to pack it.
+        """
+        with ExitStack() as stack:
+            digest, archive = await asyncio.to_thread(stack.enter_context, packed(folder))
+            kept = [await self._fabric.keep(piece) for piece in read_pieces(archive)]
+        return CarriedFolder(str(folder), self._fabric.node(), digest, tuple(kept))
 
     async def kill(self, ref: ActorRef) -> None:
         """See `Stage.kill`; returns when the death has been noticed. Raises `LookupError` for an unknown actor."""
@@ -144,6 +172,7 @@ class RayStage:
         finally:
             try:
                 await self._cast.dismiss()
+                await self._placement.release()
             finally:
                 self._own.close()
                 if self._address is not None:
@@ -152,36 +181,29 @@ class RayStage:
     async def keeper(self) -> Any:
         """The host that answers for the driver's blobs; started when first needed."""
         if self._keeper is None:
-            self._keeper = asyncio.get_running_loop().create_task(self.spawn(Part(name=_KEEPER, actor=_Keeper)))
+            self._keeper = asyncio.get_running_loop().create_task(self.spawn(_KEEPER_PART))
         (ref,) = await asyncio.shield(self._keeper)
         return self._cast.member(ref).reference
-
-    def _check_resources(self, parts: tuple[Part, ...]) -> None:
-        total = ray.cluster_resources()
-        parts = (*self._cast.present(), *parts)
-        for resource, wanted in (("CPU", sum(part.cpus for part in parts)), ("GPU", sum(part.gpus for part in parts))):
-            if wanted > total.get(resource, 0.0):
-                raise ValueError(
-                    f"the actors reserve {wanted:g} {resource}, there are {total.get(resource, 0.0):g}; "
-                    f"lower `{resource.lower()}s` of the parts or start with more"
-                )
 
     def _recruit(self, part: Part, incarnation: int) -> Any:
         """Ask Ray for a process."""
         module, qualname = importable(part)
+        # Apart from the others: Ray has to see the references in them.
+        carried = {name: value for name, value in part.arguments.items() if isinstance(value, CarriedFolder)}
         spec = HostSpec(
             name=part.name,
             incarnation=incarnation,
             seed=self._seed,
             module=module,
             qualname=qualname,
-            arguments=pickle_anything(part.arguments),
+            arguments=pickle_anything({k: v for k, v in part.arguments.items() if k not in carried}),
+            carried=carried,
             threads=part.threads,
             environment=part.environment,
             log_file=None if self._log_dir is None else str((self._log_dir / f"{part.name}.log").absolute()),
         )
-        resources = {"num_cpus": part.cpus, "num_gpus": part.gpus}
-        remote = ray.remote(HostProcess).options(max_restarts=0, max_concurrency=CONCURRENCY, **resources)
+        where = self._placement.options(part)
+        remote = ray.remote(HostProcess).options(max_restarts=0, max_concurrency=CONCURRENCY, **where)
         return remote.remote(spec, self._fabric)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.system.actor import Actor, ActorRef, Port
+from actors.system.placement import Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,8 @@ class Part:
     """How often the stage recreates the actor after its process died."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the actor's process."""
+    placement: Placement = field(default_factory=Placement)
+    """Which nodes of a cluster will do."""
 
 
 class ActorStartFailed(RuntimeError):

@@ -8,6 +8,21 @@ import pytest
 
 from tests.env.attacks import Attack, each_withstood, tries
 
+PLANTED = "planted-4c1f0e77"
+SEARCH = f"""
+import ctypes, os, sys
+needle = bytes(byte ^ 1 for byte in {bytes(byte ^ 1 for byte in PLANTED.encode())!r})  # or the program finds itself
+libc = ctypes.CDLL(None)
+reads, writes = os.pipe()
+page = ctypes.c_void_p.in_dll(libc, '__libc_stack_end').value & ~4095
+stack = b''
+while libc.write(writes, ctypes.c_void_p(page), 4096) == 4096:  # EFAULT beyond the end
+    stack, page = stack + os.read(reads, 4096), page + 4096
+print(needle in stack, needle in b' '.join([*map(os.fsencode, sys.argv), *os.environb.values()]), len(stack) >= 4096)
+"""
+"""Looks for the planted secret in the environment, and above the stack, where the kernel puts what a process
+began with."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def secrets() -> Iterator[None]:
@@ -15,6 +30,8 @@ def secrets() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("RAY_ADDRESS", "host:6379")
+        for name in ("RAY_AUTH_TOKEN", "GREENROOM_TOKEN", "HF_TOKEN", "WANDB_API_KEY"):
+            patch.setenv(name, PLANTED)
         yield
 
 
@@ -54,6 +71,7 @@ SECRETS = [
         "success",
         r"\[\]\n",
     ),
+    Attack(42, "a planted secret", SEARCH, "success", "False False True\n"),
     tries(44, "message queue", "call(240, b'left', 0o102, 0o600, 0)", "EMFILE|EPERM|ENOSYS"),
     Attack(
         44,

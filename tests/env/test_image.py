@@ -86,3 +86,17 @@ def test_installers_words_are_passed_on(tmp_path: Path):
     with pytest.raises(ImageIncomplete, match="not-a-version"):
         image.build(Image(libraries=tmp_path / "libraries", requirements=requirements))
     assert list(tmp_path.iterdir()) == [requirements]
+
+
+def test_code_without_an_image_uses_the_one_beside_its_virtual_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code, installed = tmp_path / "code", tmp_path / "installed"
+    (installed / ".venv").mkdir(parents=True)
+    monkeypatch.setattr(image, "PROJECT", code)
+    monkeypatch.setattr(image.sys, "prefix", str(installed / ".venv"))
+    assert Image().libraries == code / ".sandbox"  # neither is there: the error names the project's own
+    (installed / ".sandbox").mkdir()
+    assert Image().libraries == installed / ".sandbox"
+    (code / ".sandbox").mkdir(parents=True)
+    assert Image().libraries == code / ".sandbox"

@@ -6,11 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 import orchestration.drill as drills
+from actors.director import LEFT_OUT_S
 from actors.supervision import Supervision
 from actors.system.actor import ActorRef
 from actors.system.actor_faults import ActorFault, ActorFaultPlan, shrink
 from orchestration.cli import app
 from orchestration.drill import Drill
+from orchestration.simulation import Setting, rehearse
 from tests.orchestration.small_recipe import small_recipe
 
 
@@ -34,6 +36,20 @@ def test_a_few_plans_break_nothing(drill: Drill) -> None:
 def test_a_killed_generator_costs_no_rollout(drill: Drill) -> None:
     plan = ActorFaultPlan(faults=(ActorFault(kind="kill", at=3.0, actor="generator-1"),))
     assert drill.fault_of(plan, None) == ""
+
+
+def test_a_generator_that_is_gone_for_good_is_waited_for_once() -> None:
+    recipe = small_recipe()
+    kill = ActorFault(kind="kill", at=3.0, actor="generator-1")
+
+    def syncs(*faults: ActorFault) -> list[float]:
+        plan = ActorFaultPlan(faults=faults)
+        setting = Setting(recipe=recipe, stage="rl", steps=3, balancer=recipe.balancer, plan=plan, restarts=0)
+        return [step["time_sync_s"] for step in rehearse(setting).steps]
+
+    calm, first = syncs()[0], syncs(kill)
+    assert first[0] - calm > LEFT_OUT_S
+    assert first[1:] == pytest.approx([calm, calm])
 
 
 class _LeavesTheDeadIn(Supervision):

@@ -187,6 +187,13 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) ->
         find_run(Path("quick-start"), tmp_path)
 
 
+def test_a_run_may_go_on_on_another_cluster(tmp_path: Path) -> None:
+    write_recipe(load_recipe(QUICKSTART, ["cluster.address=gone:6379"]), tmp_path)
+    given = load_recipe(QUICKSTART, ["cluster.address=auto", "cluster.environments.cpu_only=true"])
+    assert recipe_of(tmp_path, given) == given
+    assert recipe_of(tmp_path, None).cluster.address == "gone:6379"
+
+
 def test_another_recipe_than_the_runs_is_refused_with_the_fields(tmp_path: Path) -> None:
     own = load_recipe(QUICKSTART, ["seed=3"])
     write_recipe(own, tmp_path)

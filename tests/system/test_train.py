@@ -51,10 +51,16 @@ def command(runs: Path, *arguments: str, settings: list[str] = MINIATURE) -> lis
     return [sys.executable, "-m", "orchestration.cli", "train", recipe, "--runs", str(runs), *overrides, *arguments]
 
 
+PLANTED = "planted-9d02b6c8e1f74a53"
+SECRETS = dict.fromkeys(
+    ("RAY_AUTH_TOKEN", "GREENROOM_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"), PLANTED
+)
+"""Environment variables of a run that nothing it leaves may hold."""
+
+
 def greenroom(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        arguments, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | {"COLUMNS": "200"}
-    )
+    environment = os.environ | SECRETS | {"COLUMNS": "200"}
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=280, env=environment)
 
 
 def machine_state() -> tuple[set[str], int, set[str]]:
@@ -126,6 +132,16 @@ def test_every_rollout_is_in_the_archive_once(run) -> None:
     assert {trajectory.generator for trajectory in trajectories} == {"generator-0", "generator-1"}
     versions = [span.version.step for t in trajectories for span in t.spans if span.version is not None]
     assert min(versions) == 3, "nothing is sampled before the fine-tuned weights are everywhere"
+
+
+@pytest.mark.slow
+def test_secrets_of_the_environment_are_in_nothing_that_a_run_leaves_or_says(run) -> None:
+    folder, done, _ = run
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"logs", "archive", "checkpoints", "resume"} <= {path.relative_to(folder).parts[0] for path in files}
+    assert [path for path in files if PLANTED.encode() in path.read_bytes()] == []
+    assert PLANTED not in done.stdout + done.stderr
+    assert [t.id for t in read_archive(folder / "archive") if PLANTED in repr(t)] == []  # frames are compressed
 
 
 @pytest.mark.slow

@@ -274,7 +274,7 @@ async def test_an_actor_that_can_not_be_is_refused_before_anything_starts(stage:
         (Part(name="driver", actor=Player), "'driver' is taken"),
         (Part(name="a/b", actor=Player), "holds a '/'"),
         (Part(name="local", actor=Local), "can't be imported"),
-        (Part(name="huge", actor=Player, cpus=1000), "reserve 1000 CPU, there are 16"),
+        (Part(name="huge", actor=Player, cpus=1000), r"huge finds no place: each needs 1000 CPU; .* \(home\): 16 CPU"),
     ]:
         with pytest.raises(ValueError, match=message):
             await stage.spawn(Part(name="innocent", actor=Player), part)
