@@ -18,18 +18,20 @@ from actors.environment_pool import EnvironmentPool
 from actors.messages import (
     AcquireLease,
     BeginTurn,
+    DescribeRollouts,
     ForgetRollout,
     LeaseGranted,
     ReleaseLease,
     RolloutFinished,
+    RolloutsStatus,
     RunRollout,
     SampleTurn,
     StoreTrajectory,
     TurnEnded,
     TurnSampled,
 )
-from actors.supervision import Watched, insist
-from actors.system.actor import ActorError, ActorLost, ActorRef, handles, seed_for
+from actors.supervision import Watched, insist, patiently
+from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.tokenizer import PromptOptions, load_chat_format
@@ -81,6 +83,9 @@ class RolloutActor(Watched):
         self._balancer, self._archive = balancer, archive
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
+        self._held: dict[str, LeaseGranted] = {}
+        """Leases, by name, from when they are granted until the balancer has them back."""
+        self.turns_again = 0
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
@@ -95,10 +100,19 @@ class RolloutActor(Watched):
             task.add_done_callback(lambda _: self._running.pop(request.id, None))
         return await asyncio.shield(task)
 
+    @handles(DescribeRollouts)
+    async def on_describe(self, _: DescribeRollouts) -> RolloutsStatus:
+        return RolloutsStatus(
+            playing=len(self._running),
+            leases=len(self._held),
+            turns_again=self.turns_again,
+            calls_elsewhere=self._environments.retried_elsewhere,
+        )
+
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         reached("verification")
-        await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
+        await patiently(self.port, self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
         return RolloutFinished(trajectory=trajectory)
 
     def _dialogue(self, request: RunRollout) -> Dialogue:
@@ -115,9 +129,10 @@ class RolloutActor(Watched):
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
-        granted = await self.port.ask(self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        granted = await patiently(self.port, self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
         if granted.lease is None:
             raise RefusedRollout(granted.refusal)
+        self._held[granted.lease.rollout] = granted
         return granted
 
     def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
@@ -133,12 +148,14 @@ class RolloutActor(Watched):
             await self.port.ask(ActorRef(lease.generator), ForgetRollout(rollout=lease.rollout), FORGET_DEADLINE_S)
         except ActorError as error:  # then what it held is gone, or will be: nobody can wait for it
             log.warning("%s could not be told to forget %s: %s", lease.generator, lease.rollout, error)
-        await insist(self.port, self._balancer, ReleaseLease(rollout=lease.rollout, tokens=tokens))
+        released = ReleaseLease(rollout=lease.rollout, tokens=tokens)
+        await insist(self.port, self._balancer, released, patient=True)
+        self._held.pop(lease.rollout, None)
 
     async def may_begin(self, lease: Lease, turn: int) -> None:
         """Wait at the turn barrier, if the lease has one."""
         if lease.turn_barrier:
-            await self.port.ask(self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
+            await patiently(self.port, self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
 
     def say_progress(self, lease: Lease, tokens: int) -> None:
         """Tell the balancer how long the sequence is, if it makes use of that."""
@@ -203,9 +220,10 @@ class _Play:
         for _ in range(TRIES):
             try:
                 sampled = await self._ask_generator(sample)
-            except ActorLost as lost:
+            except (ActorLost, DeadlineExceeded) as lost:
                 log.warning("rollout %s: %s; acquiring another lease", self._request.id, lost)
                 self._release()
+                self._actor.turns_again += 1
                 continue
             self._take_in(sampled)
             self._known = self._dialogue.length

@@ -74,7 +74,7 @@ from actors.messages.learner import (
     WeightsPublished,
     WriteCheckpoint,
 )
-from actors.messages.rollouts import RolloutFinished, RunRollout
+from actors.messages.rollouts import DescribeRollouts, RolloutFinished, RolloutsStatus, RunRollout
 from actors.messages.watched import AwaitEnd, Identify, Identity
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "DescribeBalancer",
     "DescribeEnvironment",
     "DescribeGenerator",
+    "DescribeRollouts",
     "EndSessions",
     "EndSessionsOf",
     "EnvironmentStatus",
@@ -120,6 +121,7 @@ __all__ = [
     "ReleaseOwner",
     "Reports",
     "RolloutFinished",
+    "RolloutsStatus",
     "RunCall",
     "RunEvaluation",
     "RunFineTuning",

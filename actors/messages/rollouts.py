@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from actors.system.message import Message, Request
 from policies.dialogue import DialogueLimits
 from policies.trajectory import Problem, Trajectory
@@ -25,3 +27,17 @@ class RunRollout(Request[RolloutFinished], tag="rollout.run"):
     temperature: float
     seat: Seat | None = None
     """In a deterministic run: where it is played, and with whom in step."""
+
+
+class RolloutsStatus(Message, tag="rollout.status"):
+    playing: int
+    leases: int
+    """That its rollouts hold, or are giving back."""
+    turns_again: int
+    """Turns that were sampled on another generator, because one was lost."""
+    calls_elsewhere: int
+    """Calls that were tried on another environment, because one had failed them."""
+
+
+class DescribeRollouts(Request[RolloutsStatus], tag="rollout.describe"):
+    lane: ClassVar[Literal["work", "control"]] = "control"

@@ -46,8 +46,8 @@ class RayStage:
 
     Starts a Ray of its own, or shares the `LocalRay` that is open in this process (whose CPUs count then), or joins the
     cluster at `address`. `deaths` lists who died; `on_death`
-    registers a callback that hears of each death at once. With `log_dir`, all that an actor prints or logs is in
-    `log_dir/NAME.log`.
+    registers a callback that hears of each death at once. An actor whose loop answers nothing for `frozen_after_s` is
+    killed. With `log_dir`, all that an actor prints or logs is in `log_dir/NAME.log`.
 
     Example:
         async with RayStage(seed=0, log_dir=Path("runs/a/logs")) as stage:
@@ -69,6 +69,7 @@ class RayStage:
         address: str | None = None,
         start_timeout_s: float = 600.0,
         grace_s: float = 10.0,
+        frozen_after_s: float = 60.0,
         limits: Limits | None = None,
     ) -> None:
         self.name = name
@@ -81,6 +82,7 @@ class RayStage:
             log_dir=log_dir,
             start_timeout_s=start_timeout_s,
             grace_s=grace_s,
+            frozen_after_s=frozen_after_s,
             local=address is None,
         )
         self._keeper: asyncio.Task[Any] | None = None
@@ -116,6 +118,14 @@ class RayStage:
     def pid(self, ref: ActorRef) -> int:
         """The process that hosts an actor now (on its own machine). Raises `LookupError` for an unknown actor."""
         return self._cast.member(ref).pid
+
+    def incarnation(self, ref: ActorRef) -> int:
+        """How often an actor was started again. Raises `LookupError` for an unknown actor."""
+        return self._cast.member(ref).incarnation
+
+    def runs(self, ref: ActorRef) -> bool:
+        """Whether an actor has started and not died. Raises `LookupError` for an unknown actor."""
+        return self._cast.member(ref).state == "running"
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
         """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources."""
