@@ -16,11 +16,14 @@ from typing import Any
 
 from actors.environment_pool import EnvironmentPool
 from actors.messages import (
+    AbandonRollouts,
     AcquireLease,
     BeginTurn,
+    DescribeLeases,
     DescribeRollouts,
     ForgetRollout,
     LeaseGranted,
+    LeasesHeld,
     ReleaseLease,
     RolloutFinished,
     RolloutsStatus,
@@ -36,7 +39,7 @@ from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
-from policies.balancing import Lease, Wish
+from policies.balancing import HeldLease, Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
 from policies.scripted import Script
 from policies.trajectory import Trajectory, Verdict
@@ -83,7 +86,7 @@ class RolloutActor(Watched):
         self._balancer, self._archive = balancer, archive
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
-        self._held: dict[str, LeaseGranted] = {}
+        self._held: dict[str, HeldLease] = {}
         """Leases, by name, from when they are granted until the balancer has them back."""
         self.turns_again = 0
 
@@ -109,11 +112,23 @@ class RolloutActor(Watched):
             calls_elsewhere=self._environments.retried_elsewhere,
         )
 
+    @handles(AbandonRollouts)
+    async def on_abandon(self, _: AbandonRollouts) -> None:
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @handles(DescribeLeases)
+    async def on_describe_leases(self, _: DescribeLeases) -> LeasesHeld:
+        return LeasesHeld(leases=tuple(self._held.values()))
+
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         reached("verification")
-        await patiently(self.port, self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
-        return RolloutFinished(trajectory=trajectory)
+        store = StoreTrajectory(trajectory=trajectory)
+        stored = await patiently(self.port, self._archive, store, ARCHIVE_DEADLINE_S)
+        return RolloutFinished(trajectory=trajectory, unstored=stored.refusal)
 
     def _dialogue(self, request: RunRollout) -> Dialogue:
         if self._workload is not None:
@@ -129,11 +144,31 @@ class RolloutActor(Watched):
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
-        granted = await patiently(self.port, self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        asked = self.port.start_task(self._ask_for_lease(wish))
+        try:
+            granted = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self.port.start_task(self._unwanted(wish, asked))
+            raise
+        if isinstance(granted, ActorError):
+            raise granted
         if granted.lease is None:
             raise RefusedRollout(granted.refusal)
-        self._held[granted.lease.rollout] = granted
+        self._held[wish.rollout] = HeldLease(wish=wish, lease=granted.lease, tokens=wish.prompt_tokens)
         return granted
+
+    async def _ask_for_lease(self, wish: Wish) -> LeaseGranted | ActorError:
+        try:
+            return await patiently(self.port, self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        except ActorError as error:  # whoever waits raises it
+            return error
+
+    async def _unwanted(self, wish: Wish, asked: asyncio.Task[LeaseGranted | ActorError]) -> None:
+        """Withdraw a wish; if it is granted all the same, since the one crossed the other, give the lease back."""
+        await insist(self.port, self._balancer, ReleaseLease(rollout=wish.rollout), patient=True)
+        granted = await asked
+        if isinstance(granted, LeaseGranted) and granted.lease is not None:
+            await self._give_back(granted.lease, None)
 
     def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
         """Release a lease: the generator first drops what it holds, then the balancer may promise it again.
@@ -160,6 +195,8 @@ class RolloutActor(Watched):
     def say_progress(self, lease: Lease, tokens: int) -> None:
         """Tell the balancer how long the sequence is, if it makes use of that."""
         if lease.wants_progress:
+            held = self._held[lease.rollout]
+            self._held[lease.rollout] = held.model_copy(update={"tokens": tokens})
             self.port.tell(self._balancer, TurnEnded(rollout=lease.rollout, tokens=tokens))
 
     async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:

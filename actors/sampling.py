@@ -20,6 +20,7 @@ from policies import tokens
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
 from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.void_rollouts import reason_to_stop
 from policies.waves import Seat, deal
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,14 @@ STORED_DEADLINE_S = 120.0
 RETRY_S = 5.0
 TRIES = 3
 """How often a rollout is tried again, on another actor, after the one that played it died or failed."""
+
+
+class ArchiveRefuses(RuntimeError):
+    """The archive can't store what is played: its disk is full, say."""
+
+
+class SandboxBroken(RuntimeError):
+    """The sandbox fails whatever is run in it."""
 
 
 @dataclass(slots=True)
@@ -107,6 +116,10 @@ class Sampler:
         self._seating, self._stored = seating, stored
         self._turn = 0
 
+    def use_stored(self, stored: StoredSteps | None) -> None:
+        """Weights were restored: what they sampled of the next step need not be played again."""
+        self._stored = stored
+
     def forget_stored(self) -> None:
         """The weights have moved on: what is stored was sampled by others."""
         self._stored = None
@@ -123,6 +136,8 @@ class Sampler:
         first_group: int = 0,
     ) -> Sampled:
         """`samples` rollouts of each problem, side by side; answered when all are through.
+
+        Raises `SandboxBroken` and `ArchiveRefuses`.
 
         Args:
             first_group: number of the first problem's group within the step: no two of a step may be the same.
@@ -144,6 +159,8 @@ class Sampler:
             for index, problem in enumerate(problems, first_group)
         ]
         outcomes = await self._outcomes([request for group in requests for request in group], first_group)
+        if reason := reason_to_stop([outcome for outcome in outcomes if isinstance(outcome, Trajectory)]):
+            raise SandboxBroken(reason)
         sampled, position = Sampled(), 0
         for group in requests:
             played, position = outcomes[position : position + len(group)], position + len(group)
@@ -171,7 +188,10 @@ class Sampler:
             self._turn += 1
             where = self._rollouts[self._turn % len(self._rollouts)]
             try:
-                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S)).trajectory
+                finished = await self._port.ask(where, request, ROLLOUT_DEADLINE_S)
+                if finished.unstored:
+                    raise ArchiveRefuses(finished.unstored)
+                return finished.trajectory
             except ActorError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)

@@ -69,8 +69,13 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
     return Cast(
         learner=_learner(recipe, model, learner.name, beginning, others=others),
         other_learners=tuple(_learner(recipe, model, ref.name, beginning) for ref in others),
-        balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
-        archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
+        balancer=Part(
+            name=balancer.name,
+            actor=BalancerActor,
+            arguments={"options": recipe.balancer, "director": ActorRef("director"), "rollouts": rollouts},
+            **restarts,
+        ),
+        archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}, **restarts),
         director=Part(
             name="director",
             actor=DirectorActor,
@@ -184,6 +189,7 @@ def _learner(
         gpus=settings.gpus,
         threads=settings.threads,
         environment=environment | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
+        **(_restarts(recipe) if settings.count == 1 else {}),  # a group is lost together (ADR 17)
     )
 
 

@@ -54,7 +54,7 @@ from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
-from policies.run_progress import Figures, StepFigures
+from policies.run_progress import Figures, Rewound, StepFigures
 from policies.stages import FineTuningOptions
 
 STAGE_DEADLINE_S = 7 * 86_400.0
@@ -115,6 +115,7 @@ class Training:
             "stages": [],
             "might_not_repeat": [],
             "deaths": {},
+            "rewinds": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -233,7 +234,12 @@ class Training:
                 self._taken = number + 1
                 self._take(report)
 
-    def _take(self, report: StepFigures) -> None:
+    def _take(self, report: StepFigures | Rewound) -> None:
+        if isinstance(report, Rewound):
+            self._progress.note(f"going on {report.place}, since the learner died: {report.why.splitlines()[0]}")
+            self._summary["rewinds"].append({"place": report.place, "why": report.why})
+            self._sink.rewind(report.progress)
+            return
         figures = dict(report.figures)
         if self._recipe.deterministic and report.kind == "step":
             self._look_for_chance(report)
