@@ -51,6 +51,9 @@ class ArchiveActor(Actor):
         self._trained = TrainedSteps(self._folder)
         self._found: dict[str, Trajectory] = {}
 
+    def vanish(self) -> None:
+        self._writer.vanish()
+
     async def stop(self) -> None:
         self._trained.close()
         self._writer.close()

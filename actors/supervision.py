@@ -36,7 +36,7 @@ PAUSE_S = 1.0
 """Before an actor that was lost is looked for again."""
 DEADLINE_S = 120.0
 """For small requests. Longer than a mailbox takes to give up."""
-RETURN_S = 180.0
+RETURN_S = 600.0
 """How long an actor that was lost is waited for: it may be restarting, and its machine may be busy."""
 TRIES = 5
 """How often one is asked that is there and does not answer."""

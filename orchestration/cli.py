@@ -103,7 +103,7 @@ def train(
     try:
         with held(folder):
             summary = run_interruptibly(run_training(loaded, folder, resumed=resumed is not None, kill_at=kill_at))
-    except (ActorError, ActorStartFailed) as failure:
+    except (ActorError, ActorStartFailed, OSError) as failure:  # OSError: a full disk, say
         # The text ends with the traceback from the actor's process: the last line names the cause.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
         console.print(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True)

@@ -84,11 +84,13 @@ def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -
     console.print(f"the plan:\n{escape(str(plan))}", soft_wrap=True)
     exercise = RayDrill(recipe, folder, plan, seed)
     with held(folder):
+        summary: dict[str, Any] = {}
         try:
-            run_interruptibly(run_training(recipe, folder, beside=exercise.beside))
+            summary = run_interruptibly(run_training(recipe, folder, beside=exercise.beside))
         except (ActorError, ActorStartFailed, OSError) as failure:
             console.print(f"[bold red]the run failed:[/] {escape(str(failure).strip())}", soft_wrap=True)
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+            path = folder / "summary.json"
+            summary = json.loads(path.read_text()) if path.exists() else {"reason": str(failure)}
         return exercise.report(summary)
 
 

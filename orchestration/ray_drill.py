@@ -56,6 +56,8 @@ class DrillReport:
     retried: dict[str, int] = field(default_factory=dict)
     """What was done again in all of the run."""
     deaths: dict[str, int] = field(default_factory=dict)
+    rewinds: list[dict[str, str]] = field(default_factory=list)
+    """Where the run went back to a checkpoint, and why."""
     stages: list[dict[str, Any]] = field(default_factory=list)
     """As in summary.json: accuracies."""
     rollouts_stored: int = 0
@@ -158,9 +160,11 @@ class RayDrill:
     def report(self, summary: dict[str, Any]) -> DrillReport:
         """The report, when the actors are gone; it is in the run's folder, too."""
         report = self._report
-        report.finished, report.reason = summary["finished"], summary["reason"]
-        report.wall_seconds, report.deaths = summary["wall_seconds"], summary["deaths"]
-        report.stages = summary["stages"]
+        # A run whose disk is full may have left no summary.
+        report.finished, report.reason = summary.get("finished", False), summary.get("reason", "")
+        report.wall_seconds, report.deaths = summary.get("wall_seconds", 0.0), summary.get("deaths", {})
+        report.stages, report.rewinds = summary.get("stages", []), summary.get("rewinds", [])
+        report.faults += summary.get("set_aside", [])
         report.strikes = [asdict(each) for each in self._strikes]
         sure = [each for each in self._strikes if each.confirmed]
         report.hit = dict(Counter(f"{each.kind} {each.process} of {each.actor}" for each in sure))
@@ -174,7 +178,8 @@ class RayDrill:
         left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in self._environments if pid)
         if left:
             report.faults.append(f"{left} processes and cgroups of sandboxes were left behind")
-        write_json(self._folder / REPORT_FILE, asdict(report) | {"passed": report.passed})
+        with contextlib.suppress(OSError):  # the disk may be what was hit; the report is returned in any case
+            write_json(self._folder / REPORT_FILE, asdict(report) | {"passed": report.passed})
         return report
 
     def _look_at_archive(self, report: DrillReport) -> None:

@@ -116,6 +116,7 @@ class Training:
             "might_not_repeat": [],
             "deaths": {},
             "rewinds": [],
+            "set_aside": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -132,10 +133,18 @@ class Training:
             raise
         finally:
             self._summary["wall_seconds"] = self._seconds()
+            self._write_summary()
+        return self._summary
+
+    def _write_summary(self) -> None:
+        try:
             self._sink.close()
             write_json(self._folder / "summary.json", self._summary)
             write_report(self._folder)
-        return self._summary
+        except OSError as error:
+            if self._summary["finished"]:
+                raise
+            self._progress.note(f"the summary can't be written ({error})")  # what ended the run says more
 
     async def _train(self) -> None:
         recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
@@ -243,6 +252,11 @@ class Training:
         figures = dict(report.figures)
         if self._recipe.deterministic and report.kind == "step":
             self._look_for_chance(report)
+        for name, what in (("dropped", "no actor could play"), ("void", "the sandbox failed")):
+            if count := figures.get(name):
+                text = f"{report.stage}, step {report.step}: {count:.0f} rollouts that {what} were set aside"
+                self._progress.note(text)
+                self._summary["set_aside"].append(text)
         if report.kind == "evaluation":
             low, high = _accuracy_interval(figures)
             figures |= {"accuracy_low": low, "accuracy_high": high}

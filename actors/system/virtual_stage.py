@@ -187,6 +187,8 @@ class VirtualStage:
             self.loop.call_at_ns(seen, self._death_seen, member, reason, context=contextvars.Context())
 
     def _end(self, member: Member) -> None:
+        if member.state == "running" and member.actor is not None:
+            member.actor.vanish()
         member.state = "gone"
         member.held.clear()
         for task in self.loop.tasks_of(member.owner):
