@@ -13,22 +13,23 @@ from pathlib import Path
 from actors.messages import (
     ArchiveSettled,
     ArchiveStatus,
+    CutTrainedSteps,
     DescribeArchive,
     FindRollouts,
     ReadRollout,
     RecordTrainedStep,
     SettleArchive,
+    Stored,
     StoredRollouts,
     StoredTrajectory,
     StoreTrajectory,
 )
 from actors.storage.frames import ArchiveCorrupt
 from actors.storage.reader import Archive
-from actors.storage.trained_steps import TrainedSteps
+from actors.storage.trained_steps import TrainedSteps, cut_trained_steps
 from actors.storage.writer import SEGMENT_BYTES, ArchiveWriter
 from actors.system.actor import Actor, handles
 from actors.system.kill_point import reached
-from actors.system.message import Done
 from policies.run_progress import ArchivePosition
 from policies.trajectory import Trajectory
 
@@ -50,21 +51,33 @@ class ArchiveActor(Actor):
         self._trained = TrainedSteps(self._folder)
         self._found: dict[str, Trajectory] = {}
 
+    def vanish(self) -> None:
+        self._writer.vanish()
+
     async def stop(self) -> None:
         self._trained.close()
         self._writer.close()
 
     @handles(StoreTrajectory)
-    async def on_store(self, request: StoreTrajectory) -> Done:
+    async def on_store(self, request: StoreTrajectory) -> Stored:
         reached("archive")
-        self._writer.append(request.trajectory)
-        if self._writer.has_finished_segments:
-            await self.port.offload(lambda: SYNC_SECONDS, self._writer.settle)
-        return Done()
+        try:
+            self._writer.append(request.trajectory)
+            if self._writer.has_finished_segments:
+                await self.port.offload(lambda: SYNC_SECONDS, self._writer.settle)
+        except OSError as error:
+            return Stored(refusal=f"{self._folder} can't be written to: {error}")
+        return Stored()
 
     @handles(RecordTrainedStep)
     async def on_trained(self, request: RecordTrainedStep) -> None:
         self._trained.append(request.stage, request.step, request.version, request.groups, request.digest)
+
+    @handles(CutTrainedSteps)
+    async def on_cut(self, request: CutTrainedSteps) -> None:
+        self._trained.close()
+        cut_trained_steps(self._folder, request.count)
+        self._trained = TrainedSteps(self._folder)
 
     @handles(SettleArchive)
     async def on_settle(self, _: SettleArchive) -> ArchiveSettled:

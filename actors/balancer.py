@@ -4,13 +4,16 @@ Invariants:
 - no handler waits for capacity: a wish is noted, and its asker is answered when the strategy grants it;
 - while the gate is closed nothing is granted; closing is answered when every lease has come back;
 - a lease is released exactly once, by its rollout, or with its generator;
-- whoever waits at a turn barrier is answered when the strategy says so, or when the lease ends.
+- whoever waits at a turn barrier is answered when the strategy says so, or when the lease ends;
+- one that was started again grants nothing, and answers nobody, before it knows from every rollout actor what leases
+  are held: its books are those of its predecessor, but for what died meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from actors.messages import (
     AcquireLease,
@@ -18,6 +21,9 @@ from actors.messages import (
     BeginTurn,
     CloseGate,
     DescribeBalancer,
+    DescribeGenerator,
+    DescribeLeases,
+    DescribeRun,
     JoinGenerator,
     LeaseGranted,
     LeaveGenerator,
@@ -26,20 +32,29 @@ from actors.messages import (
     ReleaseOwner,
     TurnEnded,
 )
-from actors.supervision import owner_of
-from actors.system.actor import Actor, handles
+from actors.supervision import owner_of, patiently
+from actors.system.actor import Actor, ActorError, ActorLost, ActorRef, DeadlineExceeded, handles
 from actors.system.message import Done
-from policies.balancing import BalancerOptions, Lease, Strategy, Unplaceable
+from policies.balancing import BalancerOptions, Capacity, HeldLease, Lease, Strategy, Unplaceable
 from policies.balancing_strategies import make_strategy
 
 log = logging.getLogger(__name__)
 
+RECOVERY_DEADLINE_S = 30.0
+
 
 class BalancerActor(Actor):
-    """Drives one strategy of `policies.balancing_strategies`."""
+    """Drives one strategy of `policies.balancing_strategies`.
 
-    def __init__(self, *, options: BalancerOptions) -> None:
-        self._options = options
+    Args:
+        director: says, to one that was started again, whether the gate is open and for which generators.
+        rollouts: who holds leases.
+    """
+
+    def __init__(
+        self, *, options: BalancerOptions, director: ActorRef | None = None, rollouts: Sequence[ActorRef] = ()
+    ) -> None:
+        self._options, self._director, self._rollouts = options, director, tuple(rollouts)
         self._asked: dict[str, asyncio.Future[LeaseGranted]] = {}
         self._leases: dict[str, Lease] = {}
         self._at_barrier: dict[str, asyncio.Future[Done]] = {}
@@ -51,6 +66,63 @@ class BalancerActor(Actor):
 
     async def start(self) -> None:
         self._strategy = make_strategy(self._options, epoch=self.port.incarnation)
+        self._not_adopted: dict[str, HeldLease] = {}
+        """Held on generators that have not joined (yet)."""
+        self._recovered = asyncio.Event()
+        if self.port.incarnation and self._director is not None:
+            self.port.start_task(self._recover(self._director))
+        else:
+            self._recovered.set()
+
+    # --- after a death --------------------------------------------------------------------------
+
+    async def _recover(self, director: ActorRef) -> None:
+        view = await patiently(self.port, director, DescribeRun())
+        self._open = view.gate_open
+        for leases in await asyncio.gather(*[self._held_by(ref) for ref in self._rollouts]):
+            self._not_adopted.update({held.wish.rollout: held for held in leases})
+        for load in self._strategy.loads():  # those that have joined of themselves meanwhile
+            self._adopt(load.capacity)
+        await asyncio.gather(*[self._find(ActorRef(name)) for name in view.generators])
+        log.info(
+            "started again with %d leases; %d are of generators that are gone",
+            len(self._leases),
+            len(self._not_adopted),
+        )
+        self._recovered.set()
+        self._go_on()
+
+    async def _held_by(self, rollouts: ActorRef) -> tuple[HeldLease, ...]:
+        """What a rollout actor holds; one that died holds nothing."""
+        while True:
+            try:
+                return (await self.port.ask(rollouts, DescribeLeases(), RECOVERY_DEADLINE_S)).leases
+            except ActorLost as lost:
+                log.warning("%s holds no leases: %s", rollouts.name, lost)
+                return ()
+            except DeadlineExceeded as late:  # what it holds must not be promised to others
+                log.warning("%s does not say which leases it holds: %s", rollouts.name, late)
+
+    async def _find(self, generator: ActorRef) -> None:
+        """Have a generator back in the books; one that does not answer is brought back by those who watch it."""
+        try:
+            status = await self.port.ask(generator, DescribeGenerator(), RECOVERY_DEADLINE_S)
+        except ActorError as error:
+            log.warning("%s is not there: %s", generator.name, error)
+            return
+        await self.on_join(JoinGenerator(capacity=status.capacity))
+
+    def _adopt(self, capacity: Capacity) -> None:
+        """Enter what is held on a generator."""
+        for held in [each for each in self._not_adopted.values() if each.lease.generator == capacity.generator]:
+            del self._not_adopted[held.wish.rollout]
+            lease = self._at_this_time().adopt(held.wish, held.lease)
+            if lease is not None:
+                self._leases[lease.rollout] = lease
+                self._drained.clear()
+                self._strategy.progressed(lease.rollout, held.tokens)
+
+    # --- handlers -------------------------------------------------------------------------------
 
     @handles(JoinGenerator)
     async def on_join(self, request: JoinGenerator) -> Done:
@@ -58,11 +130,13 @@ class BalancerActor(Actor):
         if known.get(request.capacity.generator) != request.capacity:  # not asked again after a resend
             self._end_leases(self._at_this_time().generator_left(request.capacity.generator))
             self._strategy.generator_joined(request.capacity)
+            self._adopt(request.capacity)
             self._go_on()
         return Done()
 
     @handles(LeaveGenerator)
     async def on_leave(self, request: LeaveGenerator) -> Done:
+        await self._recovered.wait()
         for load in self._strategy.loads():
             capacity = load.capacity
             if capacity.generator == request.generator and request.incarnation in (None, capacity.incarnation):
@@ -72,6 +146,7 @@ class BalancerActor(Actor):
 
     @handles(AcquireLease)
     async def on_acquire(self, request: AcquireLease) -> LeaseGranted:
+        await self._recovered.wait()
         rollout = request.wish.rollout
         if rollout in self._leases:  # asked again after a resend
             return LeaseGranted(lease=self._leases[rollout])
@@ -89,16 +164,20 @@ class BalancerActor(Actor):
 
     @handles(ReleaseLease)
     async def on_release(self, message: ReleaseLease) -> None:
+        await self._recovered.wait()
         self._release(message.rollout, message.tokens)
         self._go_on()
 
     @handles(ReleaseOwner)
     async def on_release_owner(self, message: ReleaseOwner) -> None:
-        for rollout in [rollout for rollout in (*self._asked, *self._leases) if owner_of(rollout) == message.owner]:
+        await self._recovered.wait()
+        known = (*self._asked, *self._leases, *self._not_adopted)
+        for rollout in [rollout for rollout in known if owner_of(rollout) == message.owner]:
             self._release(rollout, None)
         self._go_on()
 
     def _release(self, rollout: str, tokens: int | None) -> None:
+        self._not_adopted.pop(rollout, None)
         self._strategy.withdraw(rollout)
         waiting = self._asked.pop(rollout, None)
         if waiting is not None:
@@ -113,6 +192,7 @@ class BalancerActor(Actor):
 
     @handles(BeginTurn)
     async def on_begin_turn(self, request: BeginTurn) -> Done:
+        await self._recovered.wait()
         rollout = request.rollout
         if rollout not in self._leases or self._turns_begun.get(rollout, 0) >= request.turn:
             return Done()  # its generator is gone and will not answer it; or asked again after a resend
@@ -128,12 +208,14 @@ class BalancerActor(Actor):
 
     @handles(CloseGate)
     async def on_close(self, _: CloseGate) -> Done:
+        await self._recovered.wait()
         self._open = False
         await self._drained.wait()
         return Done()
 
     @handles(OpenGate)
     async def on_open(self, request: OpenGate) -> Done:
+        await self._recovered.wait()
         log.info("gate open at weights %s", request.version)
         self._open = True
         self._go_on()
@@ -163,7 +245,7 @@ class BalancerActor(Actor):
         """After anything that happened: give the leases and turns that can be given now."""
         for rollout in self._at_this_time().turns():
             self._at_barrier.pop(rollout).set_result(Done())
-        if not self._open:
+        if not self._open or not self._recovered.is_set():
             return
         for lease in self._strategy.grants():
             self._leases[lease.rollout] = lease

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from actors.evaluation import evaluate
 from actors.fine_tuning import FineTuning
 from actors.messages import (
     BeginStage,
     CloseGate,
+    DescribeRun,
     NextReports,
     OpenGate,
     PublishWeights,
@@ -23,22 +26,24 @@ from actors.messages import (
     RunEvaluation,
     RunFineTuning,
     RunReinforcement,
+    RunView,
     SaveCheckpoint,
     StageDone,
     SyncWeights,
     UpdateWeights,
 )
 from actors.reinforcement import Reinforcement
+from actors.rewinding import LearnerGuard, LearnerLost, Rewinding, RunStuck
 from actors.run_books import CheckpointPlan, RunBooks
 from actors.sampling import Sampler, Seating, StoredSteps
-from actors.supervision import Supervision
+from actors.supervision import Supervision, patiently
 from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, handles
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.system.message import Done
 from actors.tokenizer import PromptOptions, load_chat_format
 from policies.options import ObjectiveOptions
-from policies.run_progress import NOTHING_DONE, Figures, RunProgress, StagePosition, StepFigures
+from policies.run_progress import NOTHING_DONE, Figures, Rewound, RunProgress, StagePosition, StepFigures
 from policies.trajectory import UNTRAINED, WeightsVersion
 
 log = logging.getLogger(__name__)
@@ -88,7 +93,7 @@ class DirectorActor(Actor):
         self._generators, self._environments, self._rollouts = generators, environments, rollouts
         self._checkpoints = checkpoints
         self._plan, self._progress, self._restored, self._waves = plan, progress, restored, waves
-        self._reports: list[StepFigures] = list(progress.untold)
+        self._reports: list[StepFigures | Rewound] = list(progress.untold)
         self._told = 0
         self._news = asyncio.Event()
         self._stage_lock = asyncio.Lock()
@@ -97,6 +102,7 @@ class DirectorActor(Actor):
         self._version = progress.version
         self._missed: dict[str, None] = {}
         """Generators that were waited for in vain when weights last went out: they are not waited for again."""
+        self._gate_open = True
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
@@ -112,7 +118,16 @@ class DirectorActor(Actor):
             archive=self._archive,
             plan=self._plan,
             progress=self._progress,
-            untold=lambda: tuple(self._reports[self._told :]),
+            untold=lambda: tuple(each for each in self._reports[self._told :] if isinstance(each, StepFigures)),
+        )
+        self._guard = LearnerGuard(self.port, self._learner)
+        self._rewinding = Rewinding(
+            self.port,
+            learner=self._learner,
+            archive=self._archive,
+            rollouts=self._rollouts,
+            plan=self._plan,
+            beginning=self._progress,
         )
         self._supervision = Supervision(
             self.port,
@@ -125,86 +140,114 @@ class DirectorActor(Actor):
 
     @handles(RunFineTuning)
     async def on_fine_tune(self, request: RunFineTuning) -> StageDone:
-        async with self._stage_lock:
-            done = self._books.done(request.name)
-            if done is not None:
-                return StageDone(figures=done)
-            options = request.options
-            assert self._chat is not None, "fine-tuning needs a tokenizer"
-            position = self._books.position(request.name)
-            await self._begin(
-                BeginStage(
-                    optimiser=options.optimiser,
-                    objective=ObjectiveOptions(),
-                    total_steps=options.steps,
-                    resumed=position is not None,
-                )
-            )
-            stage = FineTuning(
-                self.port,
-                request,
-                chat=self._chat,
-                learner=self._learner,
-                environments=self._environments,
-                run_seed=self._run_seed,
-                position=position,
-                stepped=self._stepped,
-            )
-            figures = await stage.run()
-            await self._sync()
-            return await self._end(request.name, figures)
+        return await self._as_long_as_it_takes(request.name, lambda: self._fine_tune(request))
 
     @handles(RunReinforcement)
     async def on_reinforce(self, request: RunReinforcement) -> StageDone:
-        async with self._stage_lock:
-            done = self._books.done(request.name)
-            if done is not None:
-                return StageDone(figures=done)
-            options = request.options
-            position = self._books.position(request.name)
-            await self._begin(
-                BeginStage(
-                    optimiser=options.optimiser,
-                    objective=options.objective,
-                    total_steps=options.steps,
-                    temperature=options.temperature,
-                    resumed=position is not None,
-                )
-            )
-            stage = Reinforcement(
-                self.port,
-                request,
-                sampler=self._sampler,
-                learner=self._learner,
-                balancer=self._balancer,
-                archive=self._archive,
-                generators=self._generators,
-                run_seed=self._run_seed,
-                position=position,
-                sync=self._sync,
-                stepped=self._stepped,
-            )
-            return await self._end(request.name, await stage.run())
+        return await self._as_long_as_it_takes(request.name, lambda: self._reinforce(request))
 
     @handles(RunEvaluation)
     async def on_evaluate(self, request: RunEvaluation) -> StageDone:
+        return await self._as_long_as_it_takes(f"evaluation-{request.name}", lambda: self._evaluate(request))
+
+    async def _as_long_as_it_takes(self, name: str, work: Callable[[], Coroutine[Any, Any, Figures]]) -> StageDone:
+        """Do what is not done yet; when the learner dies meanwhile, from the newest checkpoint on."""
         async with self._stage_lock:
-            name = f"evaluation-{request.name}"
-            done = self._books.done(name)
-            if done is None:
-                await self._bring_into_step()
-                start = self.port.clock.now_ns()
-                done = await evaluate(request, self._sampler)
-                done["time_total_s"] = seconds_since(self.port.clock, start)
-                self._report(StepFigures(kind="evaluation", stage=request.name, step=0, figures=done))
-                await self._books.ended(name, done, self._version)
+            while (done := self._books.done(name)) is None:
+                try:
+                    done = await self._guard.while_it_lives(work())
+                    break
+                except LearnerLost as lost:
+                    await self._go_back(str(lost))
             return StageDone(figures=done)
+
+    async def _go_back(self, why: str) -> None:
+        done = self._books.all_done()
+        self._in_step = False
+        restored, incarnation = await self._rewinding.go_back(why)
+        progress = restored.progress
+        if missing := [name for name in done if name not in progress.done]:
+            raise RunStuck(f"the newest whole checkpoint is from before the end of {missing[-1]}; resume the run")
+        self._books.go_back_to(progress)
+        self._reports += [Rewound(progress=progress, place=restored.place, why=why), *progress.untold]
+        self._news.set()
+        self._version = progress.version
+        names = restored.earlier_names
+        self._sampler.use_stored(StoredSteps(self.port, self._archive, names) if names else None)
+        self._guard.renew(incarnation)
+
+    async def _fine_tune(self, request: RunFineTuning) -> Figures:
+        options = request.options
+        assert self._chat is not None, "fine-tuning needs a tokenizer"
+        position = self._books.position(request.name)
+        await self._begin(
+            BeginStage(
+                optimiser=options.optimiser,
+                objective=ObjectiveOptions(),
+                total_steps=options.steps,
+                resumed=position is not None,
+            )
+        )
+        stage = FineTuning(
+            self.port,
+            request,
+            chat=self._chat,
+            learner=self._learner,
+            environments=self._environments,
+            run_seed=self._run_seed,
+            position=position,
+            stepped=self._stepped,
+        )
+        figures = await stage.run()
+        await self._sync()
+        return await self._end(request.name, figures)
+
+    async def _reinforce(self, request: RunReinforcement) -> Figures:
+        options = request.options
+        position = self._books.position(request.name)
+        await self._begin(
+            BeginStage(
+                optimiser=options.optimiser,
+                objective=options.objective,
+                total_steps=options.steps,
+                temperature=options.temperature,
+                resumed=position is not None,
+            )
+        )
+        stage = Reinforcement(
+            self.port,
+            request,
+            sampler=self._sampler,
+            learner=self._learner,
+            balancer=self._balancer,
+            archive=self._archive,
+            generators=self._generators,
+            run_seed=self._run_seed,
+            position=position,
+            sync=self._sync,
+            stepped=self._stepped,
+        )
+        return await self._end(request.name, await stage.run())
+
+    async def _evaluate(self, request: RunEvaluation) -> Figures:
+        await self._bring_into_step()
+        start = self.port.clock.now_ns()
+        figures = await evaluate(request, self._sampler)
+        figures["time_total_s"] = seconds_since(self.port.clock, start)
+        self._report(StepFigures(kind="evaluation", stage=request.name, step=0, figures=figures))
+        await self._books.ended(f"evaluation-{request.name}", figures, self._version)
+        return figures
 
     @handles(SyncWeights)
     async def on_sync(self, _: SyncWeights) -> Done:
         async with self._stage_lock:
             await self._sync()
         return Done()
+
+    @handles(DescribeRun)
+    async def on_describe(self, _: DescribeRun) -> RunView:
+        allowed = [ref.name for ref in self._generators if ref.name not in self._supervision.left_out]
+        return RunView(gate_open=self._gate_open, generators=tuple(allowed))
 
     @handles(NextReports)
     async def on_next_reports(self, request: NextReports) -> Reports:
@@ -225,10 +268,10 @@ class DirectorActor(Actor):
         self._report(figures)
         await self._books.stepped(position, version)
 
-    async def _end(self, name: str, figures: Figures) -> StageDone:
+    async def _end(self, name: str, figures: Figures) -> Figures:
         await self.port.ask(self._learner, SaveCheckpoint(path=f"{self._checkpoints}/{name}"), LEARNER_DEADLINE_S)
         await self._books.ended(name, figures, self._version)
-        return StageDone(figures=figures)
+        return figures
 
     async def _bring_into_step(self) -> None:
         """Before anything is sampled by a run that is resumed: the restored weights reach the engines."""
@@ -238,13 +281,15 @@ class DirectorActor(Actor):
     async def _sync(self) -> WeightsVersion:
         """Bring the learner's weights to every generator, behind the gate; returns their version."""
         reached("sync")
-        await self.port.ask(self._balancer, CloseGate(), DRAIN_DEADLINE_S)
+        self._gate_open = False
+        await patiently(self.port, self._balancer, CloseGate(), DRAIN_DEADLINE_S)
         published = await self.port.ask(self._learner, PublishWeights(), LEARNER_DEADLINE_S)
         update = UpdateWeights(version=published.version, blob=published.blob)
         self._version = published.version
         await asyncio.gather(*[self._update(ref, update) for ref in self._generators])
         await self.port.blobs.drop(BlobRef(published.blob))
-        await self.port.ask(self._balancer, OpenGate(version=published.version), LEARNER_DEADLINE_S)
+        self._gate_open = True
+        await patiently(self.port, self._balancer, OpenGate(version=published.version))
         self._in_step = True
         return published.version
 

@@ -15,6 +15,7 @@ from actors.environment_pool import EnvironmentPool
 from actors.messages import Learn, RunFineTuning
 from actors.prepared import read_chats
 from actors.run_books import Stepped
+from actors.sampling import SandboxBroken
 from actors.system.actor import ActorRef, Port
 from env.tool_call import ToolCall, ToolResult
 from policies.batch import TrainingSequence
@@ -116,7 +117,10 @@ class FineTuning:
         if shape not in self._failures:
             name = f"{self._name}/{shape}"
             call = ToolCall(id=name, tool=script.tools[0], code=program, limits=self._limits.call)
-            self._failures[shape] = (script.expression, await self._environments.run(call, name))
+            result = await self._environments.run(call, name)
             self._environments.end_session(name)
+            if result.status == "sandbox_failure":  # the model must not learn that from it
+                raise SandboxBroken(f"a demonstration's program could not be run: {result.reason}")
+            self._failures[shape] = script.expression, result
         shown, result = self._failures[shape]
         return result.model_copy(update={"stderr": result.stderr.replace(shown, script.expression)})

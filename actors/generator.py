@@ -27,7 +27,7 @@ from actors.messages import (
     TurnSampled,
     UpdateWeights,
 )
-from actors.supervision import Watched, owner_of
+from actors.supervision import Watched, owner_of, patiently
 from actors.system.actor import ActorRef, BlobRef, handles
 from actors.system.message import Done
 from actors.wave_gate import WaveGate
@@ -76,10 +76,10 @@ class GeneratorActor(Watched):
         self._engine: Engine = self._make_engine()
         self._capacity = await self._engine.start()
         if self.port.incarnation and self._learner is not None:
-            published = await self.port.ask(self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
+            published = await patiently(self.port, self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
             await self._take(published.version, published.blob)
             await self.port.blobs.drop(BlobRef(published.blob))
-        await self.port.ask(self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
+        await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
 
     def _make_engine(self) -> Engine:
         port = self.port

@@ -5,6 +5,7 @@ Invariants:
 - a step id is trained on once: a repeat, even while the first is at work, gets the first one's answer;
 - the version is `(lineage, step)`: it rises by one with each optimiser step and stays where a step had nothing to
   learn from;
+- one that was started again after a death says nothing of its weights before it has restored a checkpoint;
 - a group of learners does one thing at a time, all of them the same: others talk to the first, which has the rest take
   part. If one is lost, the group is: whatever is asked then and later fails, and says who was lost.
 """
@@ -31,12 +32,14 @@ from actors.messages import (
     Learn,
     Learned,
     PublishWeights,
+    RestoreCheckpoint,
     SaveCheckpoint,
     WeightsPublished,
     WriteCheckpoint,
 )
 from actors.storage import checkpoints
-from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from actors.supervision import Watched
+from actors.system.actor import ActorRef, BlobRef, handles
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.system.message import Request
@@ -54,7 +57,7 @@ class LearnerGroupBroken(RuntimeError):
     """A learner of the group was lost, and its shard with it; the run can only go on from a checkpoint."""
 
 
-class LearnerActor(Actor):
+class LearnerActor(Watched):
     """Trains a model loaded from `model`, a folder in Hugging Face format with its tokenizer."""
 
     def __init__(
@@ -93,9 +96,13 @@ class LearnerActor(Actor):
         self._broken = ""
         """Why the group is no more."""
         self._in_turn = asyncio.Lock()
+        self._has_weights = asyncio.Event()
         self._answers: dict[str, asyncio.Future[Learned]] = {}
 
     async def start(self) -> None:
+        if self.port.incarnation:  # which checkpoint is the newest, whoever directs the run will say
+            return
+        self._has_weights.set()
         self._trainer = await self.port.offload(lambda: 1.0, self._load)
         if self._others:
             count = 1 + len(self._others)
@@ -135,8 +142,18 @@ class LearnerActor(Actor):
         torch.set_num_threads(self._threads)
         self._trainer = self._restored(Trainer(self._trainer.model, group=self._group))
 
+    @handles(RestoreCheckpoint)
+    async def on_restore(self, message: RestoreCheckpoint) -> None:
+        assert not self._others and self._group is None, "a group of learners is lost together"
+        self._checkpoint = None if message.path is None else Path(message.path)
+        self._trainer = await self.port.offload(lambda: 1.0, self._load)
+        self._version = message.version
+        self._answers.clear()
+        self._has_weights.set()
+
     @handles(BeginStage)
     async def on_begin_stage(self, message: BeginStage) -> None:
+        await self._has_weights.wait()
         await self._together([message] * len(self._others), lambda: 0.0, lambda: self._begin_stage(message))
 
     def _begin_stage(self, message: BeginStage) -> None:
@@ -147,6 +164,7 @@ class LearnerActor(Actor):
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
+        await self._has_weights.wait()
         answer = self._answers.get(message.step_id)
         if answer is None:
             # A task of its own: whoever asked first may be gone before the step is done, and the step must still count.
@@ -188,6 +206,7 @@ class LearnerActor(Actor):
 
     @handles(PublishWeights)
     async def on_publish_weights(self, message: PublishWeights) -> WeightsPublished:
+        await self._has_weights.wait()
         version, weights = await self._together(
             [GatherWeights()] * len(self._others), lambda: 0.0, lambda: (self._version, self._weights())
         )
@@ -209,6 +228,8 @@ class LearnerActor(Actor):
 
     @handles(SaveCheckpoint)
     async def on_save_checkpoint(self, message: SaveCheckpoint) -> None:
+        await self._has_weights.wait()
+
         def save() -> None:
             weights = None if self._group is None else self._weights()
             write_checkpoint(self._trainer.model, message.path, tokenizer_from=self._folder, weights=weights)
@@ -268,6 +289,7 @@ class LearnerActor(Actor):
 
     @handles(WriteCheckpoint)
     async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:
+        await self._has_weights.wait()
         progress = message.progress
         assert progress.version == self._version, f"progress is at {progress.version}, the learner at {self._version}"
         await self._together(

@@ -26,6 +26,7 @@ from actors.prepared import open_stream
 from actors.run_books import Stepped
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.storage.trained_steps import batch_digest
+from actors.supervision import patiently
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.grouping import LearningBatch, StepRounds, resampling_random
@@ -191,7 +192,7 @@ class Reinforcement:
                 groups=tuple(batch.trained),
                 digest=batch_digest(batch.sequences),
             )
-            await self._port.ask(self._archive, record, STATUS_DEADLINE_S)
+            await patiently(self._port, self._archive, record, STATUS_DEADLINE_S)
 
     async def _statuses(self) -> dict[str, GeneratorStatus]:
         """By generator; those that can't be reached are left out."""
@@ -213,5 +214,5 @@ class Reinforcement:
             figures[f"tokens_per_s_{name}"] = (now.generated_tokens - then.generated_tokens) / rollout_s
             figures[f"peak_memory_bytes_{name}"] = float(now.peak_memory_bytes)
             figures[f"kv_used_share_{name}"] = kv / (now.capacity.kv_tokens * rollout_s)
-        status = await self._port.ask(self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)
+        status = await patiently(self._port, self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)
         return figures | {"peak_leases": float(status.peak_leases)}

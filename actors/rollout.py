@@ -16,25 +16,30 @@ from typing import Any
 
 from actors.environment_pool import EnvironmentPool
 from actors.messages import (
+    AbandonRollouts,
     AcquireLease,
     BeginTurn,
+    DescribeLeases,
+    DescribeRollouts,
     ForgetRollout,
     LeaseGranted,
+    LeasesHeld,
     ReleaseLease,
     RolloutFinished,
+    RolloutsStatus,
     RunRollout,
     SampleTurn,
     StoreTrajectory,
     TurnEnded,
     TurnSampled,
 )
-from actors.supervision import Watched, insist
-from actors.system.actor import ActorError, ActorLost, ActorRef, handles, seed_for
+from actors.supervision import Watched, insist, patiently
+from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
-from policies.balancing import Lease, Wish
+from policies.balancing import HeldLease, Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
 from policies.scripted import Script
 from policies.trajectory import Trajectory, Verdict
@@ -81,6 +86,9 @@ class RolloutActor(Watched):
         self._balancer, self._archive = balancer, archive
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
+        self._held: dict[str, HeldLease] = {}
+        """Leases, by name, from when they are granted until the balancer has them back."""
+        self.turns_again = 0
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
@@ -95,11 +103,32 @@ class RolloutActor(Watched):
             task.add_done_callback(lambda _: self._running.pop(request.id, None))
         return await asyncio.shield(task)
 
+    @handles(DescribeRollouts)
+    async def on_describe(self, _: DescribeRollouts) -> RolloutsStatus:
+        return RolloutsStatus(
+            playing=len(self._running),
+            leases=len(self._held),
+            turns_again=self.turns_again,
+            calls_elsewhere=self._environments.retried_elsewhere,
+        )
+
+    @handles(AbandonRollouts)
+    async def on_abandon(self, _: AbandonRollouts) -> None:
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @handles(DescribeLeases)
+    async def on_describe_leases(self, _: DescribeLeases) -> LeasesHeld:
+        return LeasesHeld(leases=tuple(self._held.values()))
+
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         reached("verification")
-        await self.port.ask(self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
-        return RolloutFinished(trajectory=trajectory)
+        store = StoreTrajectory(trajectory=trajectory)
+        stored = await patiently(self.port, self._archive, store, ARCHIVE_DEADLINE_S)
+        return RolloutFinished(trajectory=trajectory, unstored=stored.refusal)
 
     def _dialogue(self, request: RunRollout) -> Dialogue:
         if self._workload is not None:
@@ -115,10 +144,31 @@ class RolloutActor(Watched):
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
-        granted = await self.port.ask(self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        asked = self.port.start_task(self._ask_for_lease(wish))
+        try:
+            granted = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self.port.start_task(self._unwanted(wish, asked))
+            raise
+        if isinstance(granted, ActorError):
+            raise granted
         if granted.lease is None:
             raise RefusedRollout(granted.refusal)
+        self._held[wish.rollout] = HeldLease(wish=wish, lease=granted.lease, tokens=wish.prompt_tokens)
         return granted
+
+    async def _ask_for_lease(self, wish: Wish) -> LeaseGranted | ActorError:
+        try:
+            return await patiently(self.port, self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
+        except ActorError as error:  # whoever waits raises it
+            return error
+
+    async def _unwanted(self, wish: Wish, asked: asyncio.Task[LeaseGranted | ActorError]) -> None:
+        """Withdraw a wish; if it is granted all the same, since the one crossed the other, give the lease back."""
+        await insist(self.port, self._balancer, ReleaseLease(rollout=wish.rollout), patient=True)
+        granted = await asked
+        if isinstance(granted, LeaseGranted) and granted.lease is not None:
+            await self._give_back(granted.lease, None)
 
     def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
         """Release a lease: the generator first drops what it holds, then the balancer may promise it again.
@@ -133,16 +183,20 @@ class RolloutActor(Watched):
             await self.port.ask(ActorRef(lease.generator), ForgetRollout(rollout=lease.rollout), FORGET_DEADLINE_S)
         except ActorError as error:  # then what it held is gone, or will be: nobody can wait for it
             log.warning("%s could not be told to forget %s: %s", lease.generator, lease.rollout, error)
-        await insist(self.port, self._balancer, ReleaseLease(rollout=lease.rollout, tokens=tokens))
+        released = ReleaseLease(rollout=lease.rollout, tokens=tokens)
+        await insist(self.port, self._balancer, released, patient=True)
+        self._held.pop(lease.rollout, None)
 
     async def may_begin(self, lease: Lease, turn: int) -> None:
         """Wait at the turn barrier, if the lease has one."""
         if lease.turn_barrier:
-            await self.port.ask(self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
+            await patiently(self.port, self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
 
     def say_progress(self, lease: Lease, tokens: int) -> None:
         """Tell the balancer how long the sequence is, if it makes use of that."""
         if lease.wants_progress:
+            held = self._held[lease.rollout]
+            self._held[lease.rollout] = held.model_copy(update={"tokens": tokens})
             self.port.tell(self._balancer, TurnEnded(rollout=lease.rollout, tokens=tokens))
 
     async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
@@ -203,9 +257,10 @@ class _Play:
         for _ in range(TRIES):
             try:
                 sampled = await self._ask_generator(sample)
-            except ActorLost as lost:
+            except (ActorLost, DeadlineExceeded) as lost:
                 log.warning("rollout %s: %s; acquiring another lease", self._request.id, lost)
                 self._release()
+                self._actor.turns_again += 1
                 continue
             self._take_in(sampled)
             self._known = self._dialogue.length

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from actors.messages import SettleArchive, WriteCheckpoint
+from actors.supervision import patiently
 from actors.system.actor import ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.options import Options
@@ -57,6 +58,14 @@ class RunBooks:
         self._progress, self._untold = progress, untold
         self._written_ns = port.clock.now_ns()
 
+    def go_back_to(self, progress: RunProgress) -> None:
+        """What was done after `progress` did not happen."""
+        self._progress, self._written_ns = progress, self._port.clock.now_ns()
+
+    def all_done(self) -> tuple[str, ...]:
+        """Stages and evaluations that have ended, oldest first."""
+        return tuple(self._progress.done)
+
     def done(self, name: str) -> Figures | None:
         """The figures of a stage or evaluation that has ended."""
         return self._progress.done.get(name)
@@ -81,7 +90,7 @@ class RunBooks:
 
     async def _write(self) -> None:
         assert self._plan is not None
-        archive = (await self._port.ask(self._archive, SettleArchive(), DEADLINE_S)).position
+        archive = (await patiently(self._port, self._archive, SettleArchive(), DEADLINE_S)).position
         progress = self._progress.model_copy(update={"archive": archive, "untold": self._untold()})
         request = WriteCheckpoint(folder=self._plan.folder, keep=self._plan.keep, progress=progress)
         await self._port.ask(self._learner, request, DEADLINE_S)

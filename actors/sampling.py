@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,21 +15,31 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
-from actors.supervision import insist
-from actors.system.actor import ActorError, ActorRef, Port
+from actors.supervision import RETURN_S, insist
+from actors.system.actor import ActorError, ActorLost, ActorRef, Port
+from actors.system.clock import seconds_since
 from policies import tokens
+from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
 from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.void_rollouts import reason_to_stop
 from policies.waves import Seat, deal
 
 log = logging.getLogger(__name__)
 
 ROLLOUT_DEADLINE_S = 7200.0
 STORED_DEADLINE_S = 120.0
-RETRY_S = 5.0
 TRIES = 3
-"""How often a rollout is tried again, on another actor, after the one that played it died or failed."""
+"""A rollout is set aside when so many actors have failed it, or died while they played it."""
+
+
+class ArchiveRefuses(RuntimeError):
+    """The archive can't store what is played: its disk is full, say."""
+
+
+class SandboxBroken(RuntimeError):
+    """The sandbox fails whatever is run in it."""
 
 
 @dataclass(slots=True)
@@ -107,6 +118,10 @@ class Sampler:
         self._seating, self._stored = seating, stored
         self._turn = 0
 
+    def use_stored(self, stored: StoredSteps | None) -> None:
+        """Weights were restored: what they sampled of the next step need not be played again."""
+        self._stored = stored
+
     def forget_stored(self) -> None:
         """The weights have moved on: what is stored was sampled by others."""
         self._stored = None
@@ -123,6 +138,8 @@ class Sampler:
         first_group: int = 0,
     ) -> Sampled:
         """`samples` rollouts of each problem, side by side; answered when all are through.
+
+        Raises `SandboxBroken` and `ArchiveRefuses`.
 
         Args:
             first_group: number of the first problem's group within the step: no two of a step may be the same.
@@ -144,6 +161,8 @@ class Sampler:
             for index, problem in enumerate(problems, first_group)
         ]
         outcomes = await self._outcomes([request for group in requests for request in group], first_group)
+        if reason := reason_to_stop([outcome for outcome in outcomes if isinstance(outcome, Trajectory)]):
+            raise SandboxBroken(reason)
         sampled, position = Sampled(), 0
         for group in requests:
             played, position = outcomes[position : position + len(group)], position + len(group)
@@ -166,16 +185,28 @@ class Sampler:
     async def _play(self, request: RunRollout, stored: Trajectory | None = None) -> Trajectory | str:
         if stored is not None:
             return stored
+        attempts, pause_s = Attempts(TRIES, RETURN_S), 0.0
         reason = ""
-        for _ in range(TRIES):
+        while pause_s is not None:
+            await self._port.clock.sleep(pause_s)
             self._turn += 1
             where = self._rollouts[self._turn % len(self._rollouts)]
+            asked_ns = self._port.clock.now_ns()
             try:
-                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S)).trajectory
+                finished = await self._port.ask(where, request, ROLLOUT_DEADLINE_S)
+                if finished.unstored:
+                    raise ArchiveRefuses(finished.unstored)
+                return finished.trajectory
             except ActorError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)
-                await self._port.clock.sleep(RETRY_S)  # whoever was lost may be restarting
+                held_s = seconds_since(self._port.clock, asked_ns)
+                # What an actor says of it is a failure, however soon it is said.
+                held_s = held_s if isinstance(error, ActorLost) else math.inf
+                pause_s = attempts.pause_after_failure(self._port.clock.now_ns() / 1e9, held_s)
+        log.error(
+            "rollout %s is set aside: %d actors have failed it; the last: %s", request.id, attempts.strikes, reason
+        )
         if request.seat is not None:
             log.error("rollout %s was given up: this run is no longer deterministic", request.id)
             await insist(self._port, ActorRef(request.seat.generator), LeaveWave(seat=request.seat))

@@ -1,7 +1,8 @@
 """An understudy of the learner: it answers as the learner does and spends modelled time; nothing is learned.
 
 Invariants, as of the real one: a step id is trained on once, and a repeat gets the first one's answer; the version
-rises by one with each step, and stays where a step had nothing to learn from.
+rises by one with each step, and stays where a step had nothing to learn from; one that was started again says nothing
+of its weights before it is told which checkpoint to restore.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from actors.messages import (
     Learn,
     Learned,
     PublishWeights,
+    RestoreCheckpoint,
     SaveCheckpoint,
     WeightsPublished,
     WriteCheckpoint,
 )
 from actors.storage.checkpoints import write_checkpoint
-from actors.system.actor import Actor, BlobRef, handles
+from actors.supervision import Watched
+from actors.system.actor import BlobRef, handles
 from policies.batch import TrainingSequence
 from policies.options import Options
 from policies.trajectory import UNTRAINED, WeightsVersion
@@ -45,20 +48,33 @@ class LearnerCost(Options):
         return self.step_seconds + 8.0 * self.parameters * tokens / self.flops
 
 
-class SimulatedLearnerActor(Actor):
+class SimulatedLearnerActor(Watched):
     """Stands in for `LearnerActor`."""
 
     def __init__(self, *, cost: LearnerCost, version: WeightsVersion = UNTRAINED) -> None:
         self._cost = cost
         self._version = version
         self._answers: dict[str, asyncio.Task[Learned]] = {}
+        self._has_weights = asyncio.Event()
+
+    async def start(self) -> None:
+        if not self.port.incarnation:
+            self._has_weights.set()
+
+    @handles(RestoreCheckpoint)
+    async def on_restore(self, message: RestoreCheckpoint) -> None:
+        await self.port.offload(lambda: self._cost.checkpoint_seconds, lambda: None)
+        self._version = message.version
+        self._answers.clear()
+        self._has_weights.set()
 
     @handles(BeginStage)
     async def on_begin_stage(self, _: BeginStage) -> None:
-        return None
+        await self._has_weights.wait()
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
+        await self._has_weights.wait()
         answer = self._answers.get(message.step_id)
         if answer is None:
             answer = self._answers[message.step_id] = asyncio.ensure_future(self._learn(message))
@@ -75,12 +91,14 @@ class SimulatedLearnerActor(Actor):
 
     @handles(PublishWeights)
     async def on_publish_weights(self, _: PublishWeights) -> WeightsPublished:
+        await self._has_weights.wait()
         version = await self.port.offload(lambda: self._cost.publish_seconds, lambda: self._version)
         ref = await self.port.blobs.put({})  # there are no weights
         return WeightsPublished(version=version, blob=ref.key)
 
     @handles(WriteCheckpoint)
     async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:
+        await self._has_weights.wait()
         await self.port.offload(
             lambda: self._cost.checkpoint_seconds,
             lambda: write_checkpoint(Path(message.folder), message.progress, lambda _: None, message.keep),
@@ -88,4 +106,5 @@ class SimulatedLearnerActor(Actor):
 
     @handles(SaveCheckpoint)
     async def on_save_checkpoint(self, _: SaveCheckpoint) -> None:
+        await self._has_weights.wait()
         await self.port.offload(lambda: self._cost.checkpoint_seconds, lambda: None)

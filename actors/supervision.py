@@ -25,8 +25,9 @@ from actors.messages import (
     LeaveGenerator,
     ReleaseOwner,
 )
-from actors.system.actor import Actor, ActorError, ActorRef, Port, handles
-from actors.system.message import Done, Request
+from actors.system.actor import Actor, ActorError, ActorLost, ActorRef, Port, handles
+from actors.system.clock import seconds_since
+from actors.system.message import Done, Message, Request
 from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,10 @@ PAUSE_S = 1.0
 """Before an actor that was lost is looked for again."""
 DEADLINE_S = 120.0
 """For small requests. Longer than a mailbox takes to give up."""
+RETURN_S = 600.0
+"""How long an actor that was lost is waited for: it may be restarting, and its machine may be busy."""
 TRIES = 5
+"""How often one is asked that is there and does not answer."""
 
 
 class Watched(Actor):
@@ -50,11 +54,35 @@ class Watched(Actor):
         await asyncio.Event().wait()
 
 
-async def insist(port: Port, to: ActorRef, request: Request[Done]) -> bool:
-    """Ask until it is answered, a few times; whether it was."""
+async def patiently[R: Message](
+    port: Port, to: ActorRef, request: Request[R], deadline_s: float | None = DEADLINE_S
+) -> R:
+    """Ask one that may be restarting: again after each loss, until its next incarnation has answered.
+
+    Raises `ActorLost` if none has come for `RETURN_S`, and what else an ask raises.
+    """
+    lost_ns: int | None = None
+    while True:
+        asked_ns = port.clock.now_ns()
+        try:
+            return await port.ask(to, request, deadline_s)
+        except ActorLost as lost:
+            if lost_ns is None or seconds_since(port.clock, asked_ns) > PAUSE_S:  # it was there for a while
+                lost_ns = port.clock.now_ns()
+                log.warning("waiting for %s to be back: %s", to.name, lost)
+            if seconds_since(port.clock, lost_ns) > RETURN_S:
+                raise
+        await port.clock.sleep(PAUSE_S)
+
+
+async def insist(port: Port, to: ActorRef, request: Request[Done], *, patient: bool = False) -> bool:
+    """Ask until it is answered, a few times; whether it was.
+
+    With `patient`, one that dies is waited for: its next incarnation has to know, too.
+    """
     for _ in range(TRIES):
         try:
-            await port.ask(to, request, DEADLINE_S)
+            await (patiently(port, to, request) if patient else port.ask(to, request, DEADLINE_S))
             return True
         except ActorError as error:
             log.warning("%s did not answer %s: %s", to.name, request.tag, error)
@@ -90,7 +118,7 @@ class Supervision:
     async def leave_out(self, generator: str) -> None:
         """No more leases for a generator, until it is found with the right weights."""
         self.left_out[generator] = None
-        await insist(self._port, self._balancer, LeaveGenerator(generator=generator))
+        await insist(self._port, self._balancer, LeaveGenerator(generator=generator), patient=True)
 
     async def _watch(self, ref: ActorRef, gone: Callable, back: Callable) -> None:
         incarnation: int | None = None
@@ -108,7 +136,8 @@ class Supervision:
 
     async def _generator_gone(self, ref: ActorRef, incarnation: int) -> None:
         self.left_out[ref.name] = None
-        await insist(self._port, self._balancer, LeaveGenerator(generator=ref.name, incarnation=incarnation))
+        left = LeaveGenerator(generator=ref.name, incarnation=incarnation)
+        await insist(self._port, self._balancer, left, patient=True)
 
     async def _generator_back(self, ref: ActorRef) -> bool:
         """Bring a generator that was left out back into the balancer's books, if its weights are right."""
@@ -118,7 +147,7 @@ class Supervision:
         if status.version != self._version():
             return False
         del self.left_out[ref.name]
-        return await insist(self._port, self._balancer, JoinGenerator(capacity=status.capacity))
+        return await insist(self._port, self._balancer, JoinGenerator(capacity=status.capacity), patient=True)
 
     async def _rollouts_gone(self, ref: ActorRef, incarnation: int) -> None:
         owner = f"{ref.name}-{incarnation}"
@@ -126,7 +155,7 @@ class Supervision:
             *[insist(self._port, each, ForgetOwner(owner=owner)) for each in self._generators],
             *[insist(self._port, each, EndSessionsOf(owner=owner)) for each in self._environments],
         )
-        await insist(self._port, self._balancer, ReleaseOwner(owner=owner))
+        await insist(self._port, self._balancer, ReleaseOwner(owner=owner), patient=True)
 
     async def _nothing(self, _: ActorRef) -> bool:
         return True

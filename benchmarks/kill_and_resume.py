@@ -22,17 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.storage.reader import Archive
 from actors.storage.trained_steps import FILE, read_trained_steps
-from orchestration.recipe import Recipe
+from orchestration.books import books_fault
 from orchestration.recipe_loading import load_recipe
-from policies.curriculum import ProblemStream
-from policies.stages import ReinforcementOptions
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
@@ -86,7 +82,7 @@ class Runs:
     def __init__(self, mode: str, folder: Path, settings: list[str]) -> None:
         self.mode, self.folder = mode, folder
         self.settings = [*settings, *(["deterministic=true"] if mode == "deterministic" else [])]
-        self.recipe: Recipe = load_recipe(QUICKSTART, self.settings)
+        self.recipe = load_recipe(QUICKSTART, self.settings)
 
     def train(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
         """Exit code and seconds of `greenroom train`."""
@@ -156,30 +152,6 @@ def final_weights(run: Path) -> str:
 def trained_groups(run: Path) -> list[dict[str, Any]]:
     """The ledger; of versions the step, since lineages count deaths."""
     return [line | {"version": line["version"][1]} for line in read_trained_steps(run / "archive" / FILE)]
-
-
-def books_fault(recipe: Recipe, run: Path) -> str:
-    """What was trained twice, or skipped; empty if nothing was. (For recipes without dynamic sampling.)"""
-    lines = read_trained_steps(run / "archive" / FILE)
-    repeated = [key for key, times in Counter((line["stage"], line["step"]) for line in lines).items() if times > 1]
-    if repeated:
-        return f"trained twice: {repeated}"
-    versions = [line["version"][1] for line in lines]
-    if versions != list(range(versions[0], versions[0] + len(versions))) if versions else False:
-        return f"versions are not one after another: {versions}"
-    rollouts: dict[str, set[tuple[int, str]]] = {}
-    for row in Archive(run / "archive").rows:
-        rollouts.setdefault(row.group, set()).add((row.sample, row.problem))
-    for name, stage in recipe.stages.items():
-        if not isinstance(stage, ReinforcementOptions):
-            continue
-        stream = ProblemStream(stage.problems, run_seed=recipe.seed, held_out=False)
-        for position in range(stage.steps * stage.prompts):
-            step, group = divmod(position, stage.prompts)
-            due = {(sample, stream.problem(position).id) for sample in range(stage.sampled)}
-            if rollouts.get(f"{name}/{step}/{group}") != due:
-                return f"group {name}/{step}/{group} was not rolled out in full, from the problem that was due"
-    return ""
 
 
 def main() -> None:

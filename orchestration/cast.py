@@ -26,7 +26,6 @@ REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Without it, torch's deterministic mode refuses matrix products on GPUs."""
 GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Learners of one machine talk to each other where nobody else can listen."""
-ENVIRONMENT_RESTARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,17 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
     environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
     generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
     rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
+    restarts = _restarts(recipe)
     return Cast(
         learner=_learner(recipe, model, learner.name, beginning, others=others),
         other_learners=tuple(_learner(recipe, model, ref.name, beginning) for ref in others),
-        balancer=Part(name=balancer.name, actor=BalancerActor, arguments={"options": recipe.balancer}),
-        archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}),
+        balancer=Part(
+            name=balancer.name,
+            actor=BalancerActor,
+            arguments={"options": recipe.balancer, "director": ActorRef("director"), "rollouts": rollouts},
+            **restarts,
+        ),
+        archive=Part(name=archive.name, actor=ArchiveActor, arguments={"folder": str(folder / "archive")}, **restarts),
         director=Part(
             name="director",
             actor=DirectorActor,
@@ -103,7 +108,7 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
                     "recycle_after": recipe.environments.recycle_after,
                     "sessions": recipe.environments.sessions,
                 },
-                restarts=ENVIRONMENT_RESTARTS,
+                **restarts,
             )
             for ref in environments
         ),
@@ -120,6 +125,7 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
                 gpus=recipe.generators.gpus,
                 threads=recipe.generators.threads,
                 environment=QUIET_ENGINE,
+                **restarts,
             )
             for ref in generators
         ),
@@ -136,10 +142,17 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
                     "archive": archive,
                 },
                 environment=OFFLINE,
+                **restarts,
             )
             for ref in rollouts
         ),
     )
+
+
+def _restarts(recipe: Recipe) -> dict[str, Any]:
+    """What the parts of actors say that are started again after a death."""
+    supervision = recipe.supervision
+    return {"restarts": supervision.restarts, "restart_window_s": supervision.window_seconds}
 
 
 def run_books(recipe: Recipe, folder: Path, beginning: Beginning) -> dict[str, Any]:
@@ -176,6 +189,7 @@ def _learner(
         gpus=settings.gpus,
         threads=settings.threads,
         environment=environment | (REPEATABLE_CUBLAS if recipe.deterministic else {}),
+        **(_restarts(recipe) if settings.count == 1 else {}),  # a group is lost together (ADR 17)
     )
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
+from orchestration import drill_commands
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
 from orchestration.chat import commands as chat_commands
@@ -41,6 +42,7 @@ app.add_typer(data_commands.app, name="data")
 app.command()(evaluation_commands.evaluate)
 app.command()(chat_commands.chat)
 app.command("serve-tools")(serve_tools)
+app.command()(drill_commands.drill)
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
@@ -75,6 +77,7 @@ def train(
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
     from orchestration.preflight import check, show
     from orchestration.resume import find_run, recipe_of
+    from orchestration.train import run_training
 
     if recipe is None and (resume is None or overrides or deterministic):
         raise RecipeError("no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, and nothing else)")
@@ -99,8 +102,8 @@ def train(
         return
     try:
         with held(folder):
-            summary = run_interruptibly(_train(loaded, folder, resumed is not None, kill_at))
-    except (ActorError, ActorStartFailed) as failure:
+            summary = run_interruptibly(run_training(loaded, folder, resumed=resumed is not None, kill_at=kill_at))
+    except (ActorError, ActorStartFailed, OSError) as failure:  # OSError: a full disk, say
         # The text ends with the traceback from the actor's process: the last line names the cause.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
         console.print(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True)
@@ -120,28 +123,6 @@ def _check_phase(kill_at: str | None) -> None:
         raise RecipeError(str(error)) from None
 
 
-async def _train(recipe: Recipe, folder: Path, resumed: bool, kill_at: str | None) -> dict[str, Any]:
-    from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
-    from orchestration.progress import Progress, RunTable
-    from orchestration.resume import Beginning, take_up
-    from orchestration.sinks import further_sinks
-    from orchestration.train import Training
-
-    beginning = take_up(folder) if resumed else Beginning()
-    steps = {name: stage.steps for name, stage in recipe.stages.items()}
-    sink = AllMetrics(
-        JsonlMetrics(folder / "metrics.jsonl"),
-        TensorBoardMetrics(folder / "tensorboard", steps),
-        *further_sinks(recipe, folder),
-    )
-    with Progress() as progress:
-        progress.note(f"run folder: {folder}")
-        summary = await Training(recipe, folder, progress, sink, beginning, kill_at).run()
-        RunTable(summary["stages"]).show(progress)
-        progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
-    return summary
-
-
 def _show_sizing(loaded: Recipe, as_json: bool) -> None:
     from orchestration import sizing
 
@@ -150,43 +131,6 @@ def _show_sizing(loaded: Recipe, as_json: bool) -> None:
         print(json.dumps(sizing.as_dict(loaded, sizings)))
     else:
         sizing.show(loaded, sizings, Console())
-
-
-@app.command()
-def drill(
-    recipe: Annotated[Path, typer.Argument(help="A recipe; a miniature of its first RL stage is run.")] = Path(
-        "recipes/quickstart.toml"
-    ),
-    overrides: Overrides = None,
-    virtual: Annotated[bool, typer.Option("--virtual", help="On the virtual stage; required for now.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How many fault plans to run.")] = 100,
-    first: Annotated[int, typer.Option(help="Seed of the first plan.")] = 0,
-    plan: Annotated[Path | None, typer.Option(help="Run this plan (JSON) instead, under the order of --first.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run seeded fault plans on the virtual stage; a plan that breaks the run is shrunk and printed."""
-    from actors.system.actor_faults import ActorFaultPlan
-    from orchestration.drill import Drill, repeat_command
-
-    if not virtual:
-        raise RecipeError("drills run on the virtual stage only; add --virtual")
-    with ending_cleanly():
-        training = Drill(load_recipe(recipe, overrides))
-        if plan is not None:
-            reason = training.fault_of(ActorFaultPlan.model_validate_json(plan.read_text()), first)
-            print(reason or "passed")
-            raise SystemExit(1 if reason else 0)
-        failures = training.run(
-            range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
-        )
-    if as_json:
-        found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
-        print(json.dumps({"seeds": seeds, "failures": found}))
-    for each in failures:
-        console.print(f"[bold red]seed {each.seed}:[/] {_escaped(each.reason)}\n{_escaped(str(each.shrunk))}")
-        console.print(f"repeat it: {repeat_command(recipe, overrides or [], each)}", soft_wrap=True)
-    console.print(f"{seeds - len(failures)} of {seeds} plans passed")
-    raise SystemExit(1 if failures else 0)
 
 
 Stage = Annotated[str | None, typer.Option(help="Which stage; by default the first one of reinforcement.")]

@@ -1,7 +1,7 @@
 """What must hold in every virtual run, checked while it runs; the first breach ends it.
 
 1. Conservation: each rollout that was asked for has finished, or was dropped with a reason, when the run ends.
-2. A rollout is learned from at most once, and a step id gives one version.
+2. A rollout is learned from at most once, and a step id gives one version; anew after weights were restored.
 3. An engine's KV stays within its capacity, and no strategy that promises KV promises more than its budget.
 4. A lease is used by nobody after it has come back; at the end all have come back, and engines hold no requests.
 5. The weights that sample are those that the gate opened with: versions never go back, on no generator.
@@ -26,6 +26,7 @@ from actors.messages import (
     LeaseGranted,
     OpenGate,
     ReleaseLease,
+    RestoreCheckpoint,
     RolloutFinished,
     RunRollout,
     SampleTurn,
@@ -84,6 +85,7 @@ class Invariants:
             Learn: self._on_learn,
             OpenGate: self._on_open,
             ReleaseLease: self._on_released,
+            RestoreCheckpoint: self._on_restored,
         }
         answered: dict[type[Message], Callable[[Event], None]] = {
             LeaseGranted: self._on_granted,
@@ -160,6 +162,12 @@ class Invariants:
             self._broken(f"step {step_id} gave version {known} and then {version}: trained twice")
         if version.lineage == last.lineage and version.step > last.step + 1:
             self._broken(f"step {step_id} gave version {version} after {last}: trained twice")
+        self._on_progress(event)
+
+    def _on_restored(self, event: Event) -> None:
+        """What the lost weights had learned did not happen; it is learned again, by weights of another lineage."""
+        self._learned.clear()
+        self._steps.clear()
         self._on_progress(event)
 
     def _on_open(self, event: Event) -> None:

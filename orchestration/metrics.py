@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
+from policies.run_progress import RunProgress
+
 Kind = Literal["fine_tune", "step", "evaluation", "event"]
 Figure = float | int | bool | str | None
 Record = dict[str, Any]
@@ -41,6 +43,11 @@ class MetricsSink(Protocol):
         """
         ...
 
+    def rewind(self, progress: RunProgress) -> None:
+        """The run has gone back: lines that don't count in `progress` did not happen. Those that can't be taken back
+        may stay, since they are written again."""
+        ...
+
     def close(self) -> None:
         """Write out what is held back and release the file; closing twice is allowed."""
         ...
@@ -58,6 +65,7 @@ class JsonlMetrics:
         if path.exists():
             _cut_torn_line(path)
             offset = max((float(r.get("seconds") or 0.0) for r in read_metrics(path)), default=0.0)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         self._now = now
         self._start = now() - offset
@@ -69,6 +77,11 @@ class JsonlMetrics:
         record.update({name: plain_figure(name, value) for name, value in figures.items()})
         self._file.write(json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n")
         self._file.flush()
+
+    def rewind(self, progress: RunProgress) -> None:
+        self._file.close()
+        cut_metrics(self._path, progress)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         self._file.close()
@@ -114,6 +127,9 @@ class TensorBoardMetrics:
         before = sum(self._steps[name] for name in stages[: stages.index(stage)])
         return before + (self._steps[stage] if kind == "evaluation" else step)
 
+    def rewind(self, progress: RunProgress) -> None:
+        pass
+
     def close(self) -> None:
         if self._open:
             self._writer.close()
@@ -130,9 +146,21 @@ class AllMetrics:
         for sink in self._sinks:
             sink.write(kind, stage, step, **figures)
 
+    def rewind(self, progress: RunProgress) -> None:
+        for sink in self._sinks:
+            sink.rewind(progress)
+
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
+
+
+def cut_metrics(path: Path, progress: RunProgress) -> None:
+    """Take the lines out of a metrics file that don't count in `progress`."""
+    kept = [each for each in read_metrics(path) if progress.counts(each["kind"], each["stage"], each["step"])]
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in kept), encoding="utf-8")
+    aside.replace(path)
 
 
 def plain_figure(name: str, value: Any) -> Figure:

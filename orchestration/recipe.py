@@ -153,6 +153,17 @@ class CheckpointSettings(Options):
     """How many are kept; one that turns out to be damaged is stepped over if there is one before it."""
 
 
+class SupervisionSettings(Options):
+    """What becomes of actors that die or freeze; docs/faults.md."""
+
+    restarts: Annotated[int, Field(ge=0)] = 10
+    """How often each actor is started again within any `window_seconds`. One that dies more often stays dead, and the
+    run ends where no other can take its place."""
+    window_seconds: Annotated[float, Field(gt=0)] = 600.0
+    frozen_after_seconds: Annotated[float, Field(ge=5)] = 60.0
+    """An actor whose loop answers nothing for so long is killed, and started again."""
+
+
 class MetricsSettings(Options):
     """Where figures go, beside `metrics.jsonl` and TensorBoard."""
 
@@ -190,6 +201,7 @@ class Recipe(Options):
     learner: LearnerSettings = LearnerSettings()
     cluster: ClusterOptions = ClusterOptions()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
     simulation: SimulationSettings = SimulationSettings()
     hardware: HardwareOptions | None = None
     """The machines that the recipe is meant for: `--dry-run` sizes it for them, wherever it is called."""

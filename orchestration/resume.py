@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.rewinding import where
 from actors.storage.checkpoints import newest_checkpoint, set_aside_damaged
+from actors.storage.restorations import note_restoration, read_restorations
 from actors.storage.trained_steps import cut_trained_steps
 from actors.system.leftovers import sweep_leftovers
-from orchestration.metrics import METRICS_FILE, figure, read_metrics
+from orchestration.metrics import METRICS_FILE, cut_metrics, figure, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
-from orchestration.run_folder import write_json, write_whole
-from policies.run_progress import NOTHING_DONE, Restoration, RunProgress, next_lineage, same_weights
+from policies.run_progress import NOTHING_DONE, RunProgress, same_weights
 from policies.trajectory import UNTRAINED, WeightsVersion
 
 CHECKPOINTS = "resume"
 """Folder of the checkpoints within a run's folder."""
-RESTORATIONS = "resumed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,16 @@ def take_up(folder: Path) -> Beginning:
     sweep_leftovers()  # an orphan of the dead run could still write to it
     checkpoint, faults = newest_checkpoint(folder / CHECKPOINTS)
     set_aside_damaged(folder / CHECKPOINTS, checkpoint)
-    restorations = _restorations(folder)
+    restorations = read_restorations(folder)
     progress = NOTHING_DONE if checkpoint is None else checkpoint.progress
     name = "" if checkpoint is None else checkpoint.path.name
     restored = () if checkpoint is None else same_weights(progress.version, name, restorations)
     cut_trained_steps(folder / "archive", progress.archive.trained_steps)
     records = read_metrics(folder / METRICS_FILE)
     wall_seconds = max((figure(record, "seconds") or 0.0 for record in records), default=0.0)
-    kept = [each for each in records if progress.counts(each["kind"], each["stage"], each["step"])]
-    write_whole(folder / METRICS_FILE, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in kept))
-    lineage = next_lineage(restorations)
-    restorations.append(Restoration(lineage=lineage, checkpoint=name, wall_seconds=wall_seconds))
-    write_json(folder / RESTORATIONS, [each.model_dump() for each in restorations])
+    cut_metrics(folder / METRICS_FILE, progress)
+    restorations = note_restoration(folder, name, wall_seconds)
+    lineage = restorations[-1].lineage
     version = progress.version if checkpoint is not None else UNTRAINED
     return Beginning(
         checkpoint=None if checkpoint is None else checkpoint.path,
@@ -105,23 +103,8 @@ def take_up(folder: Path) -> Beginning:
         restored=restored,
         times_resumed=len(restorations),
         wall_seconds=wall_seconds,
-        notes=(*[f"damaged: {fault}" for fault in faults], f"resuming {_where(name, progress)}"),
+        notes=(*[f"damaged: {fault}" for fault in faults], f"resuming {where(name, progress)}"),
     )
-
-
-def _where(checkpoint: str, progress: RunProgress) -> str:
-    if not checkpoint:
-        return "from the beginning: the run had no checkpoint yet"
-    if progress.current is not None:
-        place = f"after step {progress.current.steps} of {progress.current.stage}"
-    else:
-        place = f"after {list(progress.done)[-1]}" if progress.done else "before the first stage"
-    return f"{place} (checkpoint {checkpoint})"
-
-
-def _restorations(folder: Path) -> list[Restoration]:
-    path = folder / RESTORATIONS
-    return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
 
 
 def _summary(folder: Path) -> dict[str, Any]:

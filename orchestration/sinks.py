@@ -19,6 +19,7 @@ from typing import Any
 from orchestration.metrics import Kind, MetricsSink, plain_figure
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.report import write_report
+from policies.run_progress import RunProgress
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,9 @@ class WandbMetrics:
         told = {f"{kind}/{name}": plain_figure(name, value) for name, value in figures.items()}
         self._run.log({"stage": stage, f"{kind}/step": step} | told)
 
+    def rewind(self, progress: RunProgress) -> None:
+        pass
+
     def close(self) -> None:
         self._run.finish()  # once is enough, twice does nothing
 
@@ -94,6 +98,9 @@ class PrometheusMetrics:
             if isinstance(figure, int | float):
                 base, actor = _actor_of(name)
                 self._set(f"greenroom_{kind}_{base}", f"Figure {base} of the latest {kind}.", stage, actor, figure)
+
+    def rewind(self, progress: RunProgress) -> None:
+        pass
 
     def close(self) -> None:
         if self._open:
@@ -143,6 +150,9 @@ class LiveReport:
             self._last = self._now()
             self._thread = threading.Thread(target=self._renew, name="live-report")
             self._thread.start()
+
+    def rewind(self, progress: RunProgress) -> None:
+        pass
 
     def close(self) -> None:
         if self._thread is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,37 @@ from actors.messages import (
     RunReinforcement,
     StageDone,
 )
-from actors.system.actor import ActorRef, Port
+from actors.supervision import patiently
+from actors.system.actor import ActorError, ActorRef, DeadlineExceeded, Port
 from actors.system.kill_point import kill_variable
-from actors.system.message import Request
+from actors.system.message import Message, Request
 from actors.system.ray_stage import RayStage
+from actors.system.stage import Death
 from orchestration.analysis_report import write_analysis
-from orchestration.cast import cast_for, enter
+from orchestration.cast import Cast, cast_for, enter
 from orchestration.data.prepare import prepare_data
 from orchestration.examples import write_examples
-from orchestration.metrics import Interval, MetricsSink, wilson_interval
+from orchestration.metrics import (
+    METRICS_FILE,
+    AllMetrics,
+    Interval,
+    JsonlMetrics,
+    MetricsSink,
+    TensorBoardMetrics,
+    wilson_interval,
+)
 from orchestration.placing import carrying, placed
-from orchestration.progress import Progress, format_figure
+from orchestration.progress import Progress, RunTable, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
-from orchestration.resume import Beginning
+from orchestration.resume import Beginning, take_up
 from orchestration.run_folder import write_json, write_recipe, write_sandbox_versions
+from orchestration.sinks import further_sinks
+from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
-from policies.run_progress import Figures, StepFigures
+from policies.run_progress import Figures, Rewound, StepFigures
 from policies.stages import FineTuningOptions
 
 STAGE_DEADLINE_S = 7 * 86_400.0
@@ -60,6 +73,9 @@ SHOWN = (
 """Figures of a step that the display shows."""
 
 
+type Beside = Callable[[RayStage, Cast], contextlib.AbstractAsyncContextManager[Any]]
+
+
 class Training:
     """One run of a recipe.
 
@@ -75,8 +91,14 @@ class Training:
         sink: MetricsSink,
         beginning: Beginning | None = None,
         kill_at: str | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """`kill_at`: a phase at which the whole run is killed (`actors.system.kill_point`), for drills."""
+        """
+        Args:
+            kill_at: a phase at which the whole run is killed (`actors.system.kill_point`).
+            beside: entered when the actors have started, left before they are stopped.
+        """
+        self._beside = beside
         self._recipe, self._folder, self._progress, self._sink = recipe, folder, progress, sink
         self._beginning = beginning or Beginning()
         self._environment = {} if kill_at is None else kill_variable(kill_at)
@@ -93,6 +115,9 @@ class Training:
             "reason": "",
             "stages": [],
             "might_not_repeat": [],
+            "deaths": {},
+            "rewinds": [],
+            "set_aside": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -109,10 +134,18 @@ class Training:
             raise
         finally:
             self._summary["wall_seconds"] = self._seconds()
+            self._write_summary()
+        return self._summary
+
+    def _write_summary(self) -> None:
+        try:
             self._sink.close()
             write_json(self._folder / "summary.json", self._summary)
             write_report(self._folder)
-        return self._summary
+        except OSError as error:
+            if self._summary["finished"]:
+                raise
+            self._progress.note(f"the summary can't be written ({error})")  # what ended the run says more
 
     async def _train(self) -> None:
         recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
@@ -127,20 +160,31 @@ class Training:
             log_dir=self._folder / "logs",
             address=recipe.cluster.address or None,
             allow_open=recipe.cluster.allow_open,
+            frozen_after_s=recipe.supervision.frozen_after_seconds,
         ) as stage:
             cast = await carrying(placed(cast, recipe), recipe, stage.carry)
+            standing = Standing(cast)
+            stage.on_death(standing.heard)
+            stage.on_death(self._note_death)
             await enter(stage, cast, self._environment)
             self._event("started", {"actors_started_s": self._seconds()})
             relay = asyncio.create_task(self._relay(stage.port))
+            relay.add_done_callback(lambda ended: _pass_on(ended, standing))
             try:
-                await self._stages(stage.port)
-                await self._describe(stage.port)
+                async with contextlib.nullcontext() if self._beside is None else self._beside(stage, cast):
+                    await standing.while_it_lasts(self._stages(stage.port))
+                    await standing.while_it_lasts(self._describe(stage.port))
                 write_examples(self._folder, model, recipe.prompt)
                 write_analysis(self._folder, model)
             finally:
                 relay.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await relay
+                await asyncio.gather(relay, return_exceptions=True)
+
+    def _note_death(self, death: Death) -> None:
+        after = "it is started again" if death.restarting else "it is not started again"
+        why = (death.reason.strip() or "it does not say why").splitlines()[-1]
+        self._progress.note(f"{death.name} died ({why}); {after}")
+        self._summary["deaths"][death.name] = self._summary["deaths"].get(death.name, 0) + 1
 
     async def _stages(self, port: Port) -> None:
         recipe = self._recipe
@@ -192,7 +236,8 @@ class Training:
     async def _relay(self, port: Port) -> None:
         """Bring the director's reports to the metrics and the display, as they come."""
         while True:
-            await self._catch_up(port, patience_s=5.0)
+            with contextlib.suppress(DeadlineExceeded):  # it may be stopped, or very busy: the next one will do
+                await self._catch_up(port, patience_s=5.0)
 
     async def _catch_up(self, port: Port, patience_s: float = 0.0) -> None:
         """Take in all reports that there are; if there are none, wait for one as long as `patience_s`."""
@@ -202,10 +247,20 @@ class Training:
                 self._taken = number + 1
                 self._take(report)
 
-    def _take(self, report: StepFigures) -> None:
+    def _take(self, report: StepFigures | Rewound) -> None:
+        if isinstance(report, Rewound):
+            self._progress.note(f"going on {report.place}, since the learner died: {report.why.splitlines()[0]}")
+            self._summary["rewinds"].append({"place": report.place, "why": report.why})
+            self._sink.rewind(report.progress)
+            return
         figures = dict(report.figures)
         if self._recipe.deterministic and report.kind == "step":
             self._look_for_chance(report)
+        for name, what in (("dropped", "no actor could play"), ("void", "the sandbox failed")):
+            if count := figures.get(name):
+                text = f"{report.stage}, step {report.step}: {count:.0f} rollouts that {what} were set aside"
+                self._progress.note(text)
+                self._summary["set_aside"].append(text)
         if report.kind == "evaluation":
             low, high = _accuracy_interval(figures)
             figures |= {"accuracy_low": low, "accuracy_high": high}
@@ -232,21 +287,15 @@ class Training:
 
     async def _describe(self, port: Port) -> None:
         """What the summary says of the actors."""
-        statuses = [
-            await port.ask(ActorRef(f"generator-{index}"), DescribeGenerator(), STATUS_DEADLINE_S)
-            for index in range(self._recipe.generators.count)
-        ]
-        environments = [
-            await port.ask(ActorRef(f"environment-{index}"), DescribeEnvironment(), STATUS_DEADLINE_S)
-            for index in range(self._recipe.environments.count)
-        ]
+        statuses = await self._each(port, "generator", self._recipe.generators.count, DescribeGenerator())
+        environments = await self._each(port, "environment", self._recipe.environments.count, DescribeEnvironment())
         turns = sum(status.turns_served for status in statuses) or 1
-        balancer = await port.ask(ActorRef("balancer"), DescribeBalancer(), STATUS_DEADLINE_S)
-        archive = await port.ask(ActorRef("archive"), DescribeArchive(), STATUS_DEADLINE_S)
+        balancer = await patiently(port, ActorRef("balancer"), DescribeBalancer(), STATUS_DEADLINE_S)
+        archive = await patiently(port, ActorRef("archive"), DescribeArchive(), STATUS_DEADLINE_S)
         self._summary |= {
-            "engine": statuses[0].engine,
-            "sandbox": environments[0].sandbox,
-            "isolation": environments[0].isolation,
+            "engine": next((status.engine for status in statuses), None),
+            "sandbox": next((status.sandbox for status in environments), None),
+            "isolation": next((status.isolation for status in environments), None),
             "weaknesses": sorted({text for status in environments for text in status.weaknesses}),
             "tool_calls": sum(status.calls_run for status in environments),
             "sandbox_failures": sum(status.sandbox_failures for status in environments),
@@ -263,9 +312,50 @@ class Training:
             "trajectories": archive.trajectories,
         }
 
+    async def _each[R: Message](self, port: Port, kind: str, count: int, request: Request[R]) -> list[R]:
+        """What the actors of a kind answer; those that are dead for good are left out."""
+        answers = []
+        for index in range(count):
+            with contextlib.suppress(ActorError):
+                answers.append(await patiently(port, ActorRef(f"{kind}-{index}"), request, STATUS_DEADLINE_S))
+        return answers
+
     def _seconds(self) -> float:
         """That the run has taken, those before it was resumed included."""
         return self._beginning.wall_seconds + time.monotonic() - self._started
+
+
+async def run_training(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    resumed: bool = False,
+    kill_at: str | None = None,
+    beside: Beside | None = None,
+) -> dict[str, Any]:
+    """Train in `folder`, which the caller holds, with all of the recipe's sinks; shows progress, returns the summary.
+
+    Raises what ended the run early.
+    """
+    beginning = take_up(folder) if resumed else Beginning()
+    steps = {name: stage.steps for name, stage in recipe.stages.items()}
+    sink = AllMetrics(
+        JsonlMetrics(folder / METRICS_FILE),
+        TensorBoardMetrics(folder / "tensorboard", steps),
+        *further_sinks(recipe, folder),
+    )
+    with Progress() as progress:
+        progress.note(f"run folder: {folder}")
+        summary = await Training(recipe, folder, progress, sink, beginning, kill_at, beside).run()
+        RunTable(summary["stages"]).show(progress)
+        progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
+    return summary
+
+
+def _pass_on(relay: asyncio.Task[None], standing: Standing) -> None:
+    """A run whose figures can't be written, or whose director is lost, must not go on unseen."""
+    if not relay.cancelled() and (error := relay.exception()) is not None:
+        standing.end(error)
 
 
 def _accuracy_interval(figures: Figures) -> Interval:

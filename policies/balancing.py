@@ -73,11 +73,20 @@ class Lease(Record):
     reserve: int
     """Tokens of KV promised to the rollout; 0 from strategies that promise nothing."""
     epoch: int
-    """The balancer's incarnation: a lease of an earlier epoch is no longer good."""
+    """The balancer's incarnation that gave it; a later one adopts what rollouts still hold (`Strategy.adopt`)."""
     turn_barrier: bool = False
     """Whether each turn after the first has to wait for the strategy's word (`Strategy.turns`)."""
     wants_progress: bool = False
     """Whether the strategy makes use of `Strategy.progressed`."""
+
+
+class HeldLease(Record):
+    """A lease, as whoever holds it knows it."""
+
+    wish: Wish
+    lease: Lease
+    tokens: int
+    """How long the sequence was after the last turn that was told of."""
 
 
 class Capacity(Record):
@@ -108,9 +117,10 @@ class Unplaceable(ValueError):
 class Strategy(Protocol):
     """Decides placement and admission.
 
-    Lifecycle: `generator_joined` for each generator; then any order of `wish`, `withdraw`, `release`, `progressed`,
-    `turn_wish`, `generator_left`, each preceded by `time_is(...)` and followed by `grants()`, which returns the leases
-    that can now be given, and `turns()`, which returns the rollouts whose next turn may begin.
+    Lifecycle: `generator_joined` for each generator, and `adopt` where books are made anew; then any order of `wish`,
+    `withdraw`, `release`, `progressed`, `turn_wish`, `generator_left`, each preceded by `time_is(...)` and followed by
+    `grants()`, which returns the leases that can now be given, and `turns()`, which returns the rollouts whose next
+    turn may begin.
     """
 
     def time_is(self, seconds: float) -> None:
@@ -127,6 +137,13 @@ class Strategy(Protocol):
 
     def wish(self, wish: Wish) -> None:
         """Note a wish. Raises `Unplaceable` if no generator, empty, could hold it; repeating a wish changes nothing."""
+        ...
+
+    def adopt(self, wish: Wish, lease: Lease) -> Lease | None:
+        """Enter a lease that an earlier epoch's books held, and that its rollout holds still; before any new grant.
+
+        Returns it under this epoch; None if its generator is not there any more, or it is known.
+        """
         ...
 
     def withdraw(self, rollout: str) -> None:

@@ -78,7 +78,7 @@ class StaticAsync(LeaseBooks):
         return min(open_batches, key=lambda books: (self._taken[books.name], books.chosen, books.name), default=None)
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
-        self._taken[books.name] += 1
+        self._taken[books.name] = self._taken.get(books.name, 0) + 1
         return super().grant(wish, books)
 
 

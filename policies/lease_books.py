@@ -114,6 +114,13 @@ class LeaseBooks:
         self._changed |= not self._waiting
         self._waiting[wish.rollout] = wish
 
+    def adopt(self, wish: Wish, lease: Lease) -> Lease | None:
+        books = self._books.get(lease.generator)
+        if books is None or books.capacity.incarnation != lease.incarnation or wish.rollout in self._leases:
+            return None
+        self.wish(wish)
+        return self.grant(wish, books)
+
     def withdraw(self, rollout: str) -> None:
         self._changed |= self._waiting.pop(rollout, None) is not None
 

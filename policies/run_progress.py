@@ -73,6 +73,16 @@ class RunProgress(Record):
         return stage in self.done or at_work
 
 
+class Rewound(Record):
+    """The run went back to a checkpoint: what was told of later steps did not happen."""
+
+    kind: Literal["rewound"] = "rewound"
+    progress: RunProgress
+    """What still counts; what it has untold is told again after this."""
+    place: str
+    why: str
+
+
 NOTHING_DONE = RunProgress(version=UNTRAINED)
 
 

@@ -8,7 +8,12 @@ from policies.run_progress import ArchivePosition
 from policies.trajectory import Trajectory, WeightsVersion
 
 
-class StoreTrajectory(Request[Done], tag="archive.store"):
+class Stored(Message, tag="archive.stored"):
+    refusal: str = ""
+    """Why the file system does not take it; empty if it has."""
+
+
+class StoreTrajectory(Request[Stored], tag="archive.store"):
     """Append a trajectory; answered once the operating system has it. Repeats are dropped."""
 
     trajectory: Trajectory
@@ -69,3 +74,9 @@ class ReadRollout(Request[StoredTrajectory], tag="archive.read"):
     """The trajectory of a rollout that `FindRollouts` has named."""
 
     id: str
+
+
+class CutTrainedSteps(Request[Done], tag="archive.cut"):
+    """Keep the first `count` lines of the ledger: the others tell of weights that are lost."""
+
+    count: int

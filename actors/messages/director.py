@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
 from actors.system.message import Done, Message, Request
 from policies.dialogue import DialogueLimits
-from policies.run_progress import Figures, StepFigures
+from policies.run_progress import Figures, Rewound, StepFigures
 from policies.stages import EvaluationOptions, FineTuningOptions, ReinforcementOptions
 
 
 class Reports(Message, tag="director.reports"):
-    reports: tuple[StepFigures, ...]
+    reports: tuple[Annotated[StepFigures | Rewound, Field(discriminator="kind")], ...]
     next: int
     """What to ask for next."""
 
@@ -48,3 +52,15 @@ class RunEvaluation(Request[StageDone], tag="director.evaluate"):
 
 class SyncWeights(Request[Done], tag="director.sync"):
     """Bring the learner's weights to every generator."""
+
+
+class RunView(Message, tag="director.view"):
+    """What a balancer has to know that was started again."""
+
+    gate_open: bool
+    generators: tuple[str, ...]
+    """Those that may get leases."""
+
+
+class DescribeRun(Request[RunView], tag="director.describe"):
+    lane: ClassVar[Literal["work", "control"]] = "control"

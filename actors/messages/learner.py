@@ -77,3 +77,12 @@ class GatherWeights(Request[Done], tag="learner.gather"):
 
 class GatherState(Request[Done], tag="learner.gather_state"):
     """From the first learner to the others: send it your shards of all that a run is resumed from."""
+
+
+class RestoreCheckpoint(Request[Done], tag="learner.restore"):
+    """To a learner that was started again: be what a checkpoint holds. Until then it answers nothing of its weights."""
+
+    path: str | None
+    """The checkpoint's folder; None: the model that training starts from."""
+    version: WeightsVersion
+    """What these weights are called from now on."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from actors.system.message import Message, Request
+from typing import ClassVar, Literal
+
+from actors.system.message import Done, Message, Request
+from policies.balancing import HeldLease
 from policies.dialogue import DialogueLimits
 from policies.trajectory import Problem, Trajectory
 from policies.waves import Seat
@@ -10,6 +13,8 @@ from policies.waves import Seat
 
 class RolloutFinished(Message, tag="rollout.finished"):
     trajectory: Trajectory
+    unstored: str = ""
+    """Why the archive could not take it; empty if it has."""
 
 
 class RunRollout(Request[RolloutFinished], tag="rollout.run"):
@@ -25,3 +30,33 @@ class RunRollout(Request[RolloutFinished], tag="rollout.run"):
     temperature: float
     seat: Seat | None = None
     """In a deterministic run: where it is played, and with whom in step."""
+
+
+class RolloutsStatus(Message, tag="rollout.status"):
+    playing: int
+    leases: int
+    """That its rollouts hold, or are giving back."""
+    turns_again: int
+    """Turns that were sampled on another generator, because one was lost."""
+    calls_elsewhere: int
+    """Calls that were tried on another environment, because one had failed them."""
+
+
+class DescribeRollouts(Request[RolloutsStatus], tag="rollout.describe"):
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
+class LeasesHeld(Message, tag="rollout.leases_held"):
+    leases: tuple[HeldLease, ...]
+
+
+class DescribeLeases(Request[LeasesHeld], tag="rollout.describe_leases"):
+    """Asked by a balancer that was started again: its books are made of what rollouts hold."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
+class AbandonRollouts(Request[Done], tag="rollout.abandon"):
+    """End all that is played: the weights that it was sampled with are lost. Whoever asked for it does not any more."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"

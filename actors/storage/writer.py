@@ -153,6 +153,10 @@ class ArchiveWriter:
         self._segment.file.sync()
         self.settle()  # after it: only this thread closes segments
 
+    def vanish(self) -> None:
+        """Let others write, as the death of this process would: nothing is written any more, nor waited for."""
+        self._lock.close()
+
     def close(self) -> None:
         """Wait until the disk has it all; then others may write."""
         try:

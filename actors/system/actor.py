@@ -162,6 +162,12 @@ class Actor:
     async def stop(self) -> None:
         """Give back what the actor holds; called once, after the last message, unless the process dies."""
 
+    def vanish(self) -> None:
+        """Let go of what the operating system takes from a process that dies (locks on files), and of nothing else.
+
+        For stages whose actors share a process: called in place of `stop` when an actor dies.
+        """
+
     def handle(self, message: Message) -> Awaitable[Message | None]:
         """Route a message to its handler; what is returned is the handler's coroutine.
 

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from random import Random
 from typing import Annotated, Literal
 
@@ -25,8 +26,11 @@ ActorFaultKind = Literal[
 ]
 
 
+ProcessRole = Literal["actor", "jail", "init", "zygote", "program"]
+
+
 class ActorFault(BaseModel):
-    """One thing that goes wrong."""
+    """One thing that goes wrong, or the same one again and again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,16 +38,29 @@ class ActorFault(BaseModel):
     at: Annotated[float, Field(ge=0)]
     """Seconds of the run's clock."""
     actor: str
-    """Name of the actor that is hit."""
+    """Name of the actor that is hit; `*` and `?` match any, as in file names, and one of those that match is drawn."""
+    every: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which it happens again, until the run's end."""
+    process: ProcessRole = "actor"
+    """Which process: the actor's own, or one of the sandbox below it (`env.host_state`); those are real only."""
     messages: Annotated[int, Field(ge=1)] = 1
     """How many messages are hit, from `at` on (`delay`, `drop`, `double`, `lose`)."""
     seconds: Annotated[float, Field(ge=0)] = 1.0
     """How long (`freeze`, `delay`)."""
 
+    def candidates(self, actors: Sequence[str]) -> list[str]:
+        """Those of `actors` that it may hit. Raises `ValueError` if there is none."""
+        fitting = [name for name in actors if fnmatchcase(name, self.actor)]
+        if not fitting:
+            raise ValueError(f"a fault is meant for {self.actor!r}, but the actors are {', '.join(actors)}")
+        return fitting
+
     def __str__(self) -> str:
         how = f" for {self.seconds:g} s" if self.kind in ("freeze", "delay") else ""
         many = f" {self.messages} messages" if self.kind in ("delay", "drop", "double", "lose") else ""
-        return f"at {self.at:.3f} s: {self.kind}{many} {self.actor}{how}"
+        again = "" if self.every is None else f", and every {self.every:g} s"
+        whom = self.actor if self.process == "actor" else f"{self.process} of {self.actor}"
+        return f"at {self.at:.3f} s{again}: {self.kind}{many} {whom}{how}"
 
 
 class ActorFaultPlan(BaseModel):
@@ -74,6 +91,22 @@ class ActorFaultPlan(BaseModel):
             for _ in range(rng.randint(1, most))
         ]
         return cls(faults=tuple(sorted(drawn, key=lambda fault: (fault.at, fault.actor, fault.kind))))
+
+    def spelled_out(self, seed: int, *, actors: Sequence[str], until: float) -> ActorFaultPlan:
+        """The faults before `until` seconds, one by one: with the actors drawn, and the repeated ones as many.
+
+        Raises `ValueError` for a fault that no actor fits.
+        """
+        single: list[ActorFault] = []
+        for index, fault in enumerate(self.faults):
+            draw, at = Random(seed_for(seed, f"fault-{index}")), fault.at
+            while at < until:
+                actor = draw.choice(fault.candidates(actors))
+                single.append(fault.model_copy(update={"at": at, "actor": actor, "every": None}))
+                if fault.every is None:
+                    break
+                at += fault.every
+        return ActorFaultPlan(faults=tuple(sorted(single, key=lambda each: (each.at, each.actor, each.kind))))
 
     def without(self, part: slice) -> ActorFaultPlan:
         """The plan without some of its faults."""

@@ -6,7 +6,8 @@ Invariants:
 - new actors are all constructed before they are introduced, and introduced to everybody before any of them starts;
 - when one of those spawned together fails, all of them end;
 - a death while running is reported once, and followed by the next incarnation as often as the part allows;
-- a death while starting belongs to whoever waits for the start.
+- a death while starting belongs to whoever waits for the start;
+- an actor that is there but answers no ping for `frozen_after_s` is killed, and then treated as any that died.
 """
 
 from __future__ import annotations
@@ -27,20 +28,30 @@ from actors.system.host import importable
 from actors.system.links import Link, PeerDied, PeerUnreachable
 from actors.system.mailbox import Mailbox
 from actors.system.stage import ActorStartFailed, Death, Part
+from policies.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
+
+BEATS = 4
+"""Looks at each actor in the time after which it is taken for frozen."""
 
 
 class Member:
     """One incarnation of one actor."""
 
-    __slots__ = ("epitaph", "incarnation", "part", "pid", "reference", "restarts_left", "state")
+    __slots__ = ("beats", "budget", "epitaph", "incarnation", "part", "pid", "ping", "reference", "since_s", "state")
 
-    def __init__(self, part: Part, incarnation: int, restarts_left: int, reference: Any) -> None:
+    def __init__(self, part: Part, incarnation: int, budget: RestartBudget, reference: Any) -> None:
         self.part = part
         self.incarnation = incarnation
-        self.restarts_left = restarts_left
+        self.budget = budget
+        """Of all incarnations together."""
         self.reference = reference
+        self.since_s: float | None = None
+        """When its start was through, by the loop's clock."""
+        self.ping: asyncio.Task[None] | None = None
+        self.beats = 0
+        """For which it has left a ping unanswered."""
         self.pid = 0
         self.state: Literal["starting", "running", "gone"] = "starting"
         self.epitaph = ""
@@ -64,6 +75,7 @@ class Cast:
         log_dir: Path | None,
         start_timeout_s: float,
         grace_s: float,
+        frozen_after_s: float,
         local: bool,
     ) -> None:
         self.deaths: list[Death] = []
@@ -73,6 +85,8 @@ class Cast:
         self._recruit_process = recruit
         self._log_dir = log_dir
         self._start_timeout_s, self._grace_s = start_timeout_s, grace_s
+        self._frozen_after_s = frozen_after_s
+        self._watching = False
         self._local = local
         self._members: dict[str, Member] = {}
         self._listeners: list[Callable[[Death], None]] = []
@@ -103,11 +117,15 @@ class Cast:
         try:
             for part in parts:
                 former = self._members.get(part.name)
-                members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, part.restarts))
+                budget = RestartBudget(part.restarts, part.restart_window_s)
+                members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, budget))
             await self._bring_up(members)
         except BaseException:  # cancelled too: those that started must not stay behind
             await self._dismiss(members)
             raise
+        if not self._watching:
+            self._watching = True
+            self._beside(self._watch_for_frozen())
         return [ActorRef(part.name) for part in parts]
 
     def _check(self, parts: list[Part]) -> None:
@@ -124,9 +142,9 @@ class Cast:
             taken.add(part.name)
             importable(part)
 
-    def _recruit(self, part: Part, incarnation: int, restarts_left: int) -> Member:
+    def _recruit(self, part: Part, incarnation: int, budget: RestartBudget) -> Member:
         reference = self._recruit_process(part, incarnation)
-        member = self._members[part.name] = Member(part, incarnation, restarts_left, reference)
+        member = self._members[part.name] = Member(part, incarnation, budget, reference)
         return member
 
     async def _bring_up(self, members: list[Member]) -> None:
@@ -165,7 +183,7 @@ class Cast:
         failure = await self._or_fail(member, self._fabric.call(member.reference, "start"))
         if failure:
             raise ActorStartFailed(f"{member.name} could not start\n{failure}")
-        member.state = "running"
+        member.state, member.since_s = "running", asyncio.get_running_loop().time()
         link = self.mailbox.link(member.name)
         if link is not None and link.lost is not None:  # it died between its answer and now
             self.lost(link)
@@ -191,28 +209,60 @@ class Cast:
         ):
             return
         member.state = "gone"
-        self._report(member, member.epitaph or link.lost or "")
+        pause_s = self._pause_after_death(member)
+        self._report(member, member.epitaph or link.lost or "", restarting=pause_s is not None)
         self._fabric.kill(member.reference)  # frees what is still held for it
-        if member.restarts_left > 0:
-            self._beside(self._restart(member))
+        if pause_s is not None:
+            self._beside(self._restart(member, pause_s))
 
-    def _report(self, member: Member, reason: str) -> None:
-        death = Death(member.name, member.incarnation, reason, member.restarts_left > 0)
+    def _pause_after_death(self, member: Member) -> float | None:
+        now_s = asyncio.get_running_loop().time()
+        return member.budget.pause_after_death(now_s, 0.0 if member.since_s is None else now_s - member.since_s)
+
+    def _report(self, member: Member, reason: str, *, restarting: bool) -> None:
+        death = Death(member.name, member.incarnation, reason, restarting)
         self.deaths.append(death)
         logger.warning("%s (incarnation %d) died: %s", death.name, death.incarnation, death.reason)
         for listener in self._listeners:
             listener(death)
 
-    async def _restart(self, member: Member) -> None:
+    async def _restart(self, member: Member, pause_s: float | None) -> None:
         """Put the next incarnation in a dead actor's place, as often as its part allows."""
-        while member.restarts_left > 0:
-            member = self._recruit(member.part, member.incarnation + 1, member.restarts_left - 1)
+        while pause_s is not None:
+            await asyncio.sleep(pause_s)
+            member = self._recruit(member.part, member.incarnation + 1, member.budget)
             try:
                 await self._bring_up([member])
                 return
             except ActorStartFailed as error:
                 await self._dismiss([member])
-                self._report(member, f"it did not start again: {error}")
+                pause_s = self._pause_after_death(member)
+                self._report(member, f"it did not start again: {error}", restarting=pause_s is not None)
+
+    # --- freezing -----------------------------------------------------------------------------
+
+    async def _watch_for_frozen(self) -> None:
+        """Ping everybody; kill those that have left a ping unanswered for `BEATS` beats."""
+        loop, beat_s = asyncio.get_running_loop(), self._frozen_after_s / BEATS
+        while True:
+            due_s = loop.time() + beat_s
+            await asyncio.sleep(beat_s)
+            late = loop.time() - due_s > beat_s  # this process was the one that did nothing
+            for member in list(self._members.values()):
+                if member.state == "running":
+                    self._beat(member, late)
+
+    def _beat(self, member: Member, late: bool) -> None:
+        if member.ping is None or member.ping.done():
+            member.beats = 0
+            member.ping = self._beside(_quietly(self._fabric.call(member.reference, "ping")))
+        elif not late:
+            member.beats += 1
+            if member.beats == BEATS:
+                member.epitaph = f"it answered nothing for {self._frozen_after_s:g} s, and was killed"
+                self._fabric.kill(member.reference)
+                if self._local and _alive(member):  # Ray asks it to end itself, and it hears nothing
+                    os.kill(member.pid, signal.SIGKILL)
 
     async def _await_epitaph(self, member: Member) -> None:
         try:
@@ -254,11 +304,12 @@ class Cast:
         for member in filter(_alive, members):
             os.kill(member.pid, signal.SIGKILL)
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something for as long as the stage is open."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        return task
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -74,6 +74,9 @@ class HostProcess:
         """Start the actor. Returns the traceback of what went wrong, if anything."""
         return await self._host.start()
 
+    async def ping(self) -> None:
+        """Answered by whoever's loop turns."""
+
     async def frame(self, frame: bytes) -> bytes:
         return await self._host.mailbox.inbox.frame(frame)
 

@@ -54,8 +54,9 @@ class RayStage:
 
     Starts a Ray of its own, or shares the `LocalRay` that is open in this process (whose CPUs count then), or joins the
     cluster at `address`; one that takes anyone only with `allow_open` (`actors.system.ray_access`). `deaths` lists who
-    died; `on_death` registers a callback that hears of each death at once. With `log_dir`, all that an actor prints or
-    logs is in `log_dir/NAME.log`, on the node where it runs.
+    died; `on_death` registers a callback that hears of each death at once. An actor whose loop answers nothing for
+    `frozen_after_s` is killed. With `log_dir`, all that an actor prints or logs is
+    in `log_dir/NAME.log`, on the node where it runs.
 
     Example:
         async with RayStage(seed=0, log_dir=Path("runs/a/logs")) as stage:
@@ -78,6 +79,7 @@ class RayStage:
         allow_open: bool = False,
         start_timeout_s: float = 600.0,
         grace_s: float = 10.0,
+        frozen_after_s: float = 60.0,
         limits: Limits | None = None,
     ) -> None:
         self.name = name
@@ -92,6 +94,7 @@ class RayStage:
             log_dir=log_dir,
             start_timeout_s=start_timeout_s,
             grace_s=grace_s,
+            frozen_after_s=frozen_after_s,
             local=address is None,
         )
         self._keeper: asyncio.Task[Any] | None = None
@@ -133,6 +136,14 @@ class RayStage:
     def node(self, ref: ActorRef) -> str:
         """Id of the node that an actor runs on. Raises `LookupError` for an unknown actor."""
         return node_of(self._cast.member(ref).reference)
+
+    def incarnation(self, ref: ActorRef) -> int:
+        """How often an actor was started again. Raises `LookupError` for an unknown actor."""
+        return self._cast.member(ref).incarnation
+
+    def runs(self, ref: ActorRef) -> bool:
+        """Whether an actor has started and not died. Raises `LookupError` for an unknown actor."""
+        return self._cast.member(ref).state == "running"
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
         """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources."""

@@ -6,6 +6,7 @@ Actors can't tell which one they are on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +28,8 @@ class Part:
     threads: int = 1
     """Compute threads (OMP, torch) of the actor's process."""
     restarts: int = 0
-    """How often the stage recreates the actor after its process died."""
+    """How often the stage recreates the actor after its process died, within any `restart_window_s`."""
+    restart_window_s: float = math.inf
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the actor's process."""
     placement: Placement = field(default_factory=Placement)

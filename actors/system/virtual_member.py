@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from actors.system.actor import Actor
 from actors.system.stage import Part
 from actors.system.virtual_loop import OWNER
+from policies.restarts import RestartBudget
 
 if TYPE_CHECKING:
     from actors.system.virtual_port import VirtualPort
@@ -38,6 +39,7 @@ class Member:
     __slots__ = (
         "actor",
         "asks",
+        "budget",
         "context",
         "held",
         "incarnation",
@@ -45,12 +47,14 @@ class Member:
         "noticed",
         "part",
         "port",
-        "restarts_left",
+        "since_s",
         "state",
     )
 
-    def __init__(self, part: Part, incarnation: int, restarts_left: int) -> None:
-        self.part, self.incarnation, self.restarts_left = part, incarnation, restarts_left
+    def __init__(self, part: Part, incarnation: int, budget: RestartBudget) -> None:
+        self.part, self.incarnation, self.budget = part, incarnation, budget
+        self.since_s: float | None = None
+        """When its start was through."""
         self.name = part.name
         self.state: Literal["starting", "running", "gone"] = "starting"
         self.noticed = False

@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 import copy
 import logging
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any, Self
@@ -25,6 +26,7 @@ from actors.system.virtual_loop import NS, VirtualLoop
 from actors.system.virtual_member import Member, Network
 from actors.system.virtual_port import Deadlines, VirtualBlobs, VirtualPort
 from actors.system.virtual_post import Post
+from policies.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class VirtualStage:
             wire_every=self._wire_every,
         )
         self.deadlines = Deadlines(loop, self.post.note)
-        driver = Member(Part(name=_DRIVER, actor=Actor), 0, 0)
+        driver = Member(Part(name=_DRIVER, actor=Actor), 0, RestartBudget(0, math.inf))
         driver.state = "running"
         self._members[_DRIVER] = driver
         self.port = driver.port = self._port(driver)
@@ -125,7 +127,8 @@ class VirtualStage:
         try:
             for part in parts:
                 former = self._members.get(part.name)
-                members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, part.restarts))
+                budget = RestartBudget(part.restarts, part.restart_window_s)
+                members.append(self._recruit(part, 0 if former is None else former.incarnation + 1, budget))
             await asyncio.gather(*[self._start(member) for member in members])
         except BaseException:  # cancelled too: those that started must not stay behind
             for member in members:
@@ -134,8 +137,8 @@ class VirtualStage:
             raise
         return [ActorRef(part.name) for part in parts]
 
-    def _recruit(self, part: Part, incarnation: int, restarts_left: int) -> Member:
-        member = Member(part, incarnation, restarts_left)
+    def _recruit(self, part: Part, incarnation: int, budget: RestartBudget) -> Member:
+        member = Member(part, incarnation, budget)
         member.port = self._port(member)
         try:
             member.actor = member.context.run(lambda: part.actor(**copy.deepcopy(part.arguments)))
@@ -155,7 +158,7 @@ class VirtualStage:
             raise
         except Exception as error:  # see _recruit
             raise ActorStartFailed(f"{member.name} could not start\n{traceback.format_exc()}") from error
-        member.state = "running"
+        member.state, member.since_s = "running", self.loop.time()
         self.post.note("start", member.name, "", str(member.incarnation))
         held, member.held = member.held, []
         for deliver in held:
@@ -184,6 +187,8 @@ class VirtualStage:
             self.loop.call_at_ns(seen, self._death_seen, member, reason, context=contextvars.Context())
 
     def _end(self, member: Member) -> None:
+        if member.state == "running" and member.actor is not None:
+            member.actor.vanish()
         member.state = "gone"
         member.held.clear()
         for task in self.loop.tasks_of(member.owner):
@@ -193,18 +198,21 @@ class VirtualStage:
 
     def _death_seen(self, member: Member, reason: str) -> None:
         self.post.lose_all(member, reason)
-        death = Death(member.name, member.incarnation, reason, member.restarts_left > 0)
+        now_s = self.loop.time()
+        lived_s = 0.0 if member.since_s is None else now_s - member.since_s
+        pause_s = member.budget.pause_after_death(now_s, lived_s)
+        death = Death(member.name, member.incarnation, reason, pause_s is not None)
         self.deaths.append(death)
         for listener in self._listeners:
             listener(death)
-        if member.restarts_left > 0 and not self._closed:
-            self.loop.create_task(self._restart(member))
+        if pause_s is not None and not self._closed:
+            self.loop.create_task(self._restart(member, pause_s))
 
-    async def _restart(self, member: Member) -> None:
-        await asyncio.sleep(self.network.restart_s)
+    async def _restart(self, member: Member, pause_s: float) -> None:
+        await asyncio.sleep(self.network.restart_s + pause_s)
         if self._closed:
             return
-        successor = self._recruit(member.part, member.incarnation + 1, member.restarts_left - 1)
+        successor = self._recruit(member.part, member.incarnation + 1, member.budget)
         try:
             await self._start(successor)
         except ActorStartFailed as error:

@@ -8,14 +8,20 @@ from actors.messages import (
     BeginTurn,
     CloseGate,
     DescribeBalancer,
+    DescribeGenerator,
+    DescribeLeases,
+    DescribeRun,
+    GeneratorStatus,
     JoinGenerator,
+    LeasesHeld,
     LeaveGenerator,
     OpenGate,
     ReleaseLease,
+    RunView,
     TurnEnded,
 )
-from actors.system.actor import ActorRef
-from policies.balancing import BalancerOptions, Capacity, Wish
+from actors.system.actor import Actor, ActorRef, handles
+from policies.balancing import BalancerOptions, Capacity, HeldLease, Lease, Wish
 from policies.trajectory import WeightsVersion
 from tests.support.in_process_stage import InProcessStage
 
@@ -155,3 +161,81 @@ async def test_what_rollouts_say_of_their_lengths_lets_more_of_them_in() -> None
         # worst_case would grant 8
         answers = await asyncio.wait_for(asyncio.gather(*waiting[:20]), 10)
         assert all(answer.lease is not None for answer in answers)
+
+
+class Rollouts(Actor):
+    """Holds leases, and says which."""
+
+    def __init__(self, *held: HeldLease) -> None:
+        self.held = held
+
+    @handles(DescribeLeases)
+    async def on_describe_leases(self, _: DescribeLeases) -> LeasesHeld:
+        return LeasesHeld(leases=self.held)
+
+
+class Director(Actor):
+    def __init__(self, gate_open: bool) -> None:
+        self.gate_open = gate_open
+
+    @handles(DescribeRun)
+    async def on_describe(self, _: DescribeRun) -> RunView:
+        return RunView(gate_open=self.gate_open, generators=("g",))
+
+
+class Generator(Actor):
+    @handles(DescribeGenerator)
+    async def on_describe(self, _: DescribeGenerator) -> GeneratorStatus:
+        return GeneratorStatus(
+            capacity=capacity(),
+            engine="none",
+            running=0,
+            kv_used_tokens=0,
+            turns_served=0,
+            generated_tokens=0,
+            busy_seconds=0.0,
+            kv_token_seconds=0.0,
+            peak_memory_bytes=0,
+            version=WeightsVersion(0, 0),
+        )
+
+
+async def started_again(stage: InProcessStage, *held: HeldLease, gate_open: bool = True) -> None:
+    await stage.host("director", Director(gate_open))
+    await stage.host("rollout-0", Rollouts(*held))
+    await stage.host("g", Generator())
+    balancer = BalancerActor(
+        options=BalancerOptions(strategy="worst_case"),
+        director=ActorRef("director"),
+        rollouts=[ActorRef("rollout-0"), ActorRef("rollout-that-died")],
+    )
+    await stage.host("balancer", balancer, incarnation=1)
+
+
+def held(rollout: str, incarnation: int = 0) -> HeldLease:
+    lease = Lease(rollout=rollout, generator="g", incarnation=incarnation, reserve=64, epoch=0)
+    return HeldLease(wish=acquire(rollout).wish, lease=lease, tokens=8)
+
+
+async def test_a_balancer_that_was_started_again_promises_nothing_that_rollouts_hold() -> None:
+    async with InProcessStage() as stage:
+        await started_again(stage, held("a"), held("b", incarnation=7))
+        granted = await asyncio.wait_for(stage.port.ask(BALANCER, acquire("c")), 2)
+        assert granted.lease.epoch == 1
+        status = await stage.port.ask(BALANCER, DescribeBalancer())
+        assert [(load.sessions, load.promised) for load in status.loads] == [(2, 128)], "b's generator is gone"
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("d")))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await stage.port.ask(BALANCER, ReleaseLease(rollout="a"))
+        assert (await asyncio.wait_for(waiting, 2)).lease.rollout == "d"
+
+
+async def test_a_balancer_that_was_started_again_finds_the_gate_as_it_was() -> None:
+    async with InProcessStage() as stage:
+        await started_again(stage, gate_open=False)
+        waiting = asyncio.ensure_future(stage.port.ask(BALANCER, acquire("a")))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await stage.port.ask(BALANCER, OpenGate(version=WeightsVersion(0, 1)))
+        assert (await asyncio.wait_for(waiting, 2)).lease is not None

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from policies.balancing import BalancerOptions, Capacity, Lease, StrategyName, Wish
+from policies.balancing import BalancerOptions, Capacity, Lease, Strategy, StrategyName, Wish
 from policies.balancing_strategies import make_strategy
 from policies.lease_books import LeaseBooks
 
@@ -28,7 +28,9 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.balancing = make_strategy(BalancerOptions(strategy=self.strategy, batch=3, coefficient=0.5))
+        self.balancing = self.books_of(0)
+        self.epoch = 0
+        self.wishes: dict[str, Wish] = {}
         self.leases: dict[str, Lease] = {}
         self.waiting: dict[str, None] = {}
         self.at_barrier: dict[str, None] = {}
@@ -37,6 +39,18 @@ class Books(RuleBasedStateMachine):
         self.kv: dict[str, int] = {}
         self.count = 0
         self.time = 0.0
+
+    def books_of(self, epoch: int) -> Strategy:
+        return make_strategy(BalancerOptions(strategy=self.strategy, batch=3, coefficient=0.5), epoch)
+
+    def capacity_of(self, name: str) -> Capacity:
+        return Capacity(
+            generator=name,
+            incarnation=self.incarnations[name],
+            kv_tokens=self.kv[name],
+            block_tokens=32,
+            max_sequence_tokens=LONGEST,
+        )
 
     def settle(self) -> None:
         granted = set()
@@ -66,16 +80,7 @@ class Books(RuleBasedStateMachine):
         for rollout in [rollout for rollout, lease in self.leases.items() if lease.generator == name]:
             self.forget(rollout)
         self.kv[name] = tokens
-        incarnation = self.incarnations[name]
-        self.balancing.generator_joined(
-            Capacity(
-                generator=name,
-                incarnation=incarnation,
-                kv_tokens=tokens,
-                block_tokens=32,
-                max_sequence_tokens=LONGEST,
-            )
-        )
+        self.balancing.generator_joined(self.capacity_of(name))
         self.settle()
 
     @rule(name=st.sampled_from(NAMES))
@@ -93,9 +98,35 @@ class Books(RuleBasedStateMachine):
         name = f"r{self.count}"
         self.lengths[name] = max(1, tokens // 4)
         self.waiting[name] = None
-        self.balancing.wish(Wish(rollout=name, prompt_tokens=self.lengths[name], max_tokens=tokens, group=group))
+        self.wishes[name] = Wish(rollout=name, prompt_tokens=self.lengths[name], max_tokens=tokens, group=group)
+        self.balancing.wish(self.wishes[name])
         self.settle()
         return name
+
+    @rule(lost=st.booleans())
+    def make_books_anew(self, lost: bool) -> None:
+        """As a balancer does that was started again; if one was `lost`, a generator has died with it."""
+        self.epoch += 1
+        self.balancing = self.books_of(self.epoch)
+        self.balancing.time_is(self.time)
+        gone = next(iter(self.kv), None) if lost else None
+        if gone is not None:
+            del self.kv[gone]
+        for name in self.kv:
+            self.balancing.generator_joined(self.capacity_of(name))
+        for rollout, lease in list(self.leases.items()):
+            adopted = self.balancing.adopt(self.wishes[rollout], lease)
+            if lease.generator == gone:
+                assert adopted is None, "nobody is there to hold it"
+                self.forget(rollout)
+            else:
+                assert adopted == lease.model_copy(update={"epoch": self.epoch})
+                self.balancing.progressed(rollout, self.lengths[rollout])
+        for rollout in self.at_barrier:
+            self.balancing.turn_wish(rollout)
+        for rollout in self.waiting:
+            self.balancing.wish(self.wishes[rollout])
+        self.settle()
 
     @rule(seconds=st.floats(0.0, 5.0))
     def time_passes(self, seconds: float) -> None:

@@ -1,0 +1,29 @@
+"""`resumed.json` in a run's folder: each time that weights were restored, and how they are called since.
+
+Invariant: a lineage is noted before any weights go by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from policies.run_progress import Restoration, next_lineage
+
+FILE = "resumed.json"
+
+
+def read_restorations(run: Path) -> list[Restoration]:
+    """Oldest first; none if the file is not there."""
+    path = run / FILE
+    return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
+
+
+def note_restoration(run: Path, checkpoint: str, wall_seconds: float) -> list[Restoration]:
+    """Begin the next lineage with a checkpoint (empty: with the run's beginning); returns all, it last."""
+    known = read_restorations(run)
+    known.append(Restoration(lineage=next_lineage(known), checkpoint=checkpoint, wall_seconds=wall_seconds))
+    aside = run / f"{FILE}.partial"
+    aside.write_text(json.dumps([each.model_dump() for each in known], indent=2) + "\n")
+    aside.replace(run / FILE)
+    return known
