@@ -152,6 +152,37 @@ async def test_new_weights_hold_the_steps_for_as_long_as_they_take() -> None:
     assert clock.now_ns() == pytest.approx((2.0 + 1.1 + 50.0 + 9 * 1.1) * 1e9)
 
 
+async def test_a_turn_that_new_weights_come_into_says_which_sampled_what() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, update_seconds=50.0)
+    sampling = [asyncio.ensure_future(engine.sample(request(name))) for name in ("a-11", "b-2")]
+    await clock.run(until_seconds=2.5)
+    for step in (1, 2):
+        updating = asyncio.ensure_future(engine.update_weights(WeightsVersion(0, step), []))
+        await clock.run(until_seconds=100.0 * step)
+        await updating
+        late = asyncio.ensure_future(engine.sample(request(f"late-{step + 1}")))
+    await clock.run()
+    crossing, _ = [await each for each in sampling]
+    assert crossing.earlier[0].version == WeightsVersion(0, 0) and crossing.version == WeightsVersion(0, 1)
+    assert sum(run.tokens for run in crossing.earlier) < 11
+    assert (await late).earlier == () and (await late).version == WeightsVersion(0, 2)
+
+
+async def test_what_comes_while_weights_are_taken_finds_no_kv_of_the_old_ones() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, update_seconds=50.0)
+    first = asyncio.ensure_future(engine.sample(request("a-11")))
+    await clock.run()
+    updating = asyncio.ensure_future(engine.update_weights(WeightsVersion(0, 1), []))
+    await clock.run(until_seconds=30.0)
+    second = asyncio.ensure_future(engine.sample(request("a-11", length=111, turn=1)))
+    await clock.run()
+    await asyncio.gather(first, updating, second)
+    assert second.result().earlier == () and second.result().version == WeightsVersion(0, 1)
+    assert engine.counts().hit_tokens == 0
+
+
 async def test_kv_is_booked_over_time() -> None:
     clock = ManualClock()
     engine = make_engine(clock)
