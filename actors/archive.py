@@ -64,7 +64,9 @@ class ArchiveActor(Actor):
 
     @handles(RecordTrainedStep)
     async def on_trained(self, request: RecordTrainedStep) -> None:
-        self._trained.append(request.stage, request.step, request.version, request.groups, request.digest)
+        self._trained.append(
+            request.stage, request.step, request.version, request.groups, request.taken, request.digest
+        )
 
     @handles(SettleArchive)
     async def on_settle(self, _: SettleArchive) -> ArchiveSettled:
@@ -89,8 +91,7 @@ class ArchiveActor(Actor):
                 continue
             with contextlib.suppress(ArchiveCorrupt):
                 trajectory = archive.read(row)
-                versions = {span.version for span in trajectory.spans if span.version is not None}
-                if versions <= set(request.versions):
+                if set(trajectory.versions) <= set(request.versions):
                     found[row.id] = trajectory
         return found
 
