@@ -71,7 +71,9 @@ class ArchiveActor(Actor):
 
     @handles(RecordTrainedStep)
     async def on_trained(self, request: RecordTrainedStep) -> None:
-        self._trained.append(request.stage, request.step, request.version, request.groups, request.digest)
+        self._trained.append(
+            request.stage, request.step, request.version, request.groups, request.taken, request.digest
+        )
 
     @handles(CutTrainedSteps)
     async def on_cut(self, request: CutTrainedSteps) -> None:
@@ -102,8 +104,7 @@ class ArchiveActor(Actor):
                 continue
             with contextlib.suppress(ArchiveCorrupt):
                 trajectory = archive.read(row)
-                versions = {span.version for span in trajectory.spans if span.version is not None}
-                if versions <= set(request.versions):
+                if set(trajectory.versions) <= set(request.versions):
                     found[row.id] = trajectory
         return found
 

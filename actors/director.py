@@ -2,7 +2,8 @@
 
 Invariants:
 - one stage at a time; a stage asked for again (after a resend) is not run twice;
-- weights reach every generator behind the balancer's gate: closed, drained, updated, opened.
+- weights reach every generator behind the balancer's gate (closed, drained, updated, opened), or, where a stage asks
+  for it, between two steps of engines that are at work.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ class DirectorActor(Actor):
     async def _reinforce(self, request: RunReinforcement) -> Figures:
         options = request.options
         position = self._books.position(request.name)
+        if options.max_staleness:
+            self._sampler.forget_stored()  # groups under way are begun again as a whole
         await self._begin(
             BeginStage(
                 optimiser=options.optimiser,
@@ -224,6 +227,7 @@ class DirectorActor(Actor):
             generators=self._generators,
             run_seed=self._run_seed,
             position=position,
+            version=self._version,
             sync=self._sync,
             stepped=self._stepped,
         )
@@ -278,11 +282,16 @@ class DirectorActor(Actor):
         if not self._in_step:
             await self._sync()
 
-    async def _sync(self) -> WeightsVersion:
-        """Bring the learner's weights to every generator, behind the gate; returns their version."""
+    async def _sync(self, *, in_flight: bool = False) -> WeightsVersion:
+        """Bring the learner's weights to every generator; returns their version.
+
+        Args:
+            in_flight: whether rollouts go on meanwhile; else it is done behind the gate.
+        """
         reached("sync")
-        self._gate_open = False
-        await patiently(self.port, self._balancer, CloseGate(), DRAIN_DEADLINE_S)
+        if not in_flight:
+            self._gate_open = False
+            await patiently(self.port, self._balancer, CloseGate(), DRAIN_DEADLINE_S)
         published = await self.port.ask(self._learner, PublishWeights(), LEARNER_DEADLINE_S)
         update = UpdateWeights(version=published.version, blob=published.blob)
         self._version = published.version

@@ -155,6 +155,7 @@ class GeneratorActor(Watched):
             logprobs=tokens.pack_floats(result.logprobs) if result.logprobs else b"",
             finish=result.finish,
             version=result.version,
+            earlier=result.earlier,
             turn=result.turn,
         )
 

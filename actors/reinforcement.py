@@ -1,22 +1,22 @@
 """One stage of GRPO-RoC: sample groups, resample them, learn, bring the weights to the generators; again.
 
 Invariants:
-- the weights that sample step n are those that step n - 1 learned: the gate opens when every generator has them
-  (staleness 0, and the figures say so);
+- with `max_staleness = 0` the weights that sample step n are those that step n - 1 learned: the gate opens when every
+  generator has them. With more, rollouts go on while the learner is at work, and `policies.group_flow` says which
+  groups are begun, learned from and dropped; it is the same loop;
 - each problem of the stream is posed once; where too few groups carry signal and dynamic sampling is on, further rounds
   take the next ones, and their number is bounded and counted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from typing import Protocol
 
+from actors.generator_load import GeneratorLoad
+from actors.group_feed import GroupFeed
 from actors.messages import (
-    DescribeBalancer,
-    DescribeGenerator,
-    GeneratorStatus,
     Learn,
     Learned,
     RecordTrainedStep,
@@ -27,8 +27,9 @@ from actors.run_books import Stepped
 from actors.sampling import Sampled, Sampler, rollout_figures, staleness_figures
 from actors.storage.trained_steps import batch_digest
 from actors.supervision import patiently
-from actors.system.actor import ActorError, ActorRef, Port
+from actors.system.actor import ActorRef, Port
 from actors.system.clock import seconds_since
+from policies.group_flow import GroupFlow
 from policies.grouping import LearningBatch, StepRounds, resampling_random
 from policies.move_on import READ_BY_THE_RULE, reason_to_move_on
 from policies.run_progress import Figures, StagePosition, StepFigures
@@ -55,7 +56,13 @@ LEARNER_FIGURES = tuple(
 )
 """Figures that each step has: None where nothing could be learned."""
 LEARN_DEADLINE_S = 3600.0
-STATUS_DEADLINE_S = 60.0
+RECORD_DEADLINE_S = 60.0
+
+
+class Sync(Protocol):
+    """As `DirectorActor` brings weights to the generators."""
+
+    def __call__(self, *, in_flight: bool) -> Awaitable[WeightsVersion]: ...
 
 
 class Reinforcement:
@@ -63,7 +70,9 @@ class Reinforcement:
 
     Args:
         position: where to go on; None from the beginning.
-        sync: brings the learner's weights to every generator, and returns their version.
+        version: the weights that learner and generators have.
+        sync: brings the learner's weights to every generator, and returns their version; `in_flight` says whether
+            rollouts go on meanwhile.
         stepped: told of each step.
     """
 
@@ -79,31 +88,53 @@ class Reinforcement:
         generators: list[ActorRef],
         run_seed: int,
         position: StagePosition | None,
-        sync: Callable[[], Awaitable[WeightsVersion]],
+        version: WeightsVersion,
+        sync: Sync,
         stepped: Stepped,
     ) -> None:
-        self._port, self._sampler, self._learner = port, sampler, learner
-        self._balancer, self._archive, self._generators = balancer, archive, generators
+        self._port, self._learner = port, learner
+        self._archive = archive
+        self._load = GeneratorLoad(port, generators, balancer)
         self._name, self._options, self._limits = request.name, request.options, request.limits
-        self._sync, self._stepped = sync, stepped
-        self._stream = open_stream(self._options.problems, run_seed=run_seed, held_out=False)
+        self._version, self._sync, self._stepped = version, sync, stepped
         self._run_seed = run_seed
+        options: ReinforcementOptions = self._options
         self._position = position or StagePosition(stage=self._name, steps=0, cursor=0)
-        self._cursor = self._position.cursor
+        self._flow = GroupFlow(
+            prompts=options.prompts,
+            max_staleness=options.max_staleness,
+            too_old=options.too_old,
+            steps=options.steps,
+            done=self._position.steps,
+            cursor=self._position.cursor,
+            again=self._position.under_way,
+            version=version.step,
+        )
+        stream = open_stream(options.problems, run_seed=run_seed, held_out=False)
+        self._feed = GroupFeed(sampler, stream, self._flow, stage=self._name, options=options, limits=self._limits)
 
     async def run(self) -> Figures:
         """All steps of the stage that are left; returns the figures of its last one."""
         figures: Figures = {}
-        while self._position.steps < self._options.steps and not self._moves_on():
-            version, figures = await self._step(self._position.steps)
-            self._position = StagePosition(
-                stage=self._name,
-                steps=self._position.steps + 1,
-                cursor=self._cursor,
-                history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
-            )
-            done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
-            await self._stepped(self._position, version, done)
+        await self._load.begin()
+        try:
+            while self._position.steps < self._options.steps and not self._moves_on():
+                figures = await self._step(self._position.steps)
+                self._position = StagePosition(
+                    stage=self._name,
+                    steps=self._position.steps + 1,
+                    cursor=self._flow.cursor,
+                    under_way=self._flow.held,
+                    history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
+                )
+                done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
+                await self._stepped(self._position, self._version, done)
+            if left := await self._feed.rest():
+                log.info(
+                    "stage %s: nothing was learned from %d groups that were under way at its end", self._name, left
+                )
+        finally:
+            self._feed.cancel()
         return figures
 
     def _moves_on(self) -> bool:
@@ -113,59 +144,61 @@ class Reinforcement:
             log.info("stage %s is over after step %d: %s", self._name, position.steps, reason)
         return reason is not None
 
-    async def _step(self, step: int) -> tuple[WeightsVersion, Figures]:
+    async def _step(self, step: int) -> Figures:
         options: ReinforcementOptions = self._options
         clock, start = self._port.clock, self._port.clock.now_ns()
-        before = await self._statuses()
         sampled, rounds = await self._play(step)
         rollout_s = seconds_since(clock, start)
-        load = await self._load_figures(before, rollout_s)
+        load = {} if options.max_staleness else await self._load.look(rollout_s)
         learn_start = clock.now_ns()
         learned = await self._learn(step, rounds.batch)
         learn_s = seconds_since(clock, learn_start)
         sync_start = clock.now_ns()
-        version = await self._sync()
-        total_s = seconds_since(clock, start)
+        learned_by, too_old = self._version, len(self._flow.dropped)
+        self._version = await self._sync(in_flight=self._is_in_flight)
+        self._flow.stepped(self._version.step)
+        sync_s, total_s = seconds_since(clock, sync_start), seconds_since(clock, start)
+        if options.max_staleness:  # rollouts have been under way all the time
+            load = await self._load.look(None)
+        idle = self._load.end_step()
         figures = rollout_figures(sampled.trajectories)
         model_tokens = figures.get("model_tokens") or 0.0
-        learned_by = version if learned["learner_skipped"] else version._replace(step=version.step - 1)
-        return version, (
+        return (
             figures
             | load
+            | idle
             | learned
-            | staleness_figures(sampled.trajectories, learned_by)
+            | staleness_figures(sampled.trajectories, learned_by, options.max_staleness)
             | rounds.batch.figures()
             | {
                 "solved_share": sum(any(t.verdict.correct for t in group) for group in sampled.groups)
                 / len(sampled.groups),
                 "dropped": float(len(sampled.dropped)),
+                "groups_too_old": float(too_old),
+                "groups_under_way": float(len(self._flow.held)),
                 "refill_rounds": float(rounds.count - 1),
                 "refill_groups": float(len(sampled.groups) - options.prompts),
-                "tokens_per_s": model_tokens / rollout_s,
+                "tokens_per_s": model_tokens / (total_s if options.max_staleness else rollout_s),
                 "step_tokens_per_s": model_tokens / total_s,
                 "time_rollout_s": rollout_s,
                 "time_learn_s": learn_s,
-                "time_sync_s": seconds_since(clock, sync_start),
+                "time_sync_s": sync_s,
                 "time_total_s": total_s,
             }
         )
 
+    @property
+    def _is_in_flight(self) -> bool:
+        return self._options.max_staleness > 0 and self._options.weight_update == "in_flight"
+
     async def _play(self, step: int) -> tuple[Sampled, StepRounds]:
         """The groups of a step, and what is learned from them; with dynamic sampling, in as many rounds as it takes."""
-        options, played = self._options, Sampled()
+        played = Sampled()
         # Draws of this step alone: a run that goes on from here draws the same.
-        rounds = StepRounds(options, resampling_random(self._run_seed, self._name, step))
+        rounds = StepRounds(self._options, resampling_random(self._run_seed, self._name, step))
+        self._feed.open_step()
         while count := rounds.wanted:
-            sampled = await self._sampler.sample(
-                [self._stream.problem(self._cursor + index) for index in range(count)],
-                options.sampled,
-                stage=self._name,
-                step=step,
-                limits=self._limits,
-                temperature=options.temperature,
-                first_group=len(played.groups),
-            )
-            self._cursor += count
+            sampled = await self._feed.groups(step, count)
             played.groups += sampled.groups
             played.dropped += sampled.dropped
             rounds.add(sampled.groups)
@@ -190,29 +223,7 @@ class Reinforcement:
                 step=step,
                 version=learned.version,
                 groups=tuple(batch.trained),
+                taken=tuple(batch.taken),
                 digest=batch_digest(batch.sequences),
             )
-            await patiently(self._port, self._archive, record, STATUS_DEADLINE_S)
-
-    async def _statuses(self) -> dict[str, GeneratorStatus]:
-        """By generator; those that can't be reached are left out."""
-        statuses = {}
-        for ref in self._generators:
-            with contextlib.suppress(ActorError):
-                statuses[ref.name] = await self._port.ask(ref, DescribeGenerator(), STATUS_DEADLINE_S)
-        return statuses
-
-    async def _load_figures(self, before: dict[str, GeneratorStatus], rollout_s: float) -> Figures:
-        """How busy the generators were, and how much of their KV cache was held on average, while rollouts ran."""
-        figures: Figures = {}
-        for name, now in (await self._statuses()).items():
-            then = before.get(name)
-            if then is None or then.capacity != now.capacity:
-                continue  # it was gone, or was restarted, and counts anew
-            kv = now.kv_token_seconds - then.kv_token_seconds
-            figures[f"busy_share_{name}"] = (now.busy_seconds - then.busy_seconds) / rollout_s
-            figures[f"tokens_per_s_{name}"] = (now.generated_tokens - then.generated_tokens) / rollout_s
-            figures[f"peak_memory_bytes_{name}"] = float(now.peak_memory_bytes)
-            figures[f"kv_used_share_{name}"] = kv / (now.capacity.kv_tokens * rollout_s)
-        status = await patiently(self._port, self._balancer, DescribeBalancer(), STATUS_DEADLINE_S)
-        return figures | {"peak_leases": float(status.peak_leases)}
+            await patiently(self._port, self._archive, record, RECORD_DEADLINE_S)

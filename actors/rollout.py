@@ -273,9 +273,9 @@ class _Play:
         dialogue = self._dialogue
         if isinstance(dialogue, ScriptedDialogue):
             assert sampled.turn is not None, "the engine of a simulation answers with scripted turns"
-            dialogue.said(sampled.turn, sampled.finish == "stop", sampled.version)
+            dialogue.said(sampled.turn, sampled.finish == "stop", sampled.version, sampled.earlier)
         else:
-            dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version)
+            dialogue.sampled(sampled.ids, sampled.logprobs, sampled.version, sampled.earlier)
 
     async def _ask_generator(self, sample: Sample) -> TurnSampled:
         if self._granted is None:

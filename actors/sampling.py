@@ -18,11 +18,10 @@ from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRoll
 from actors.supervision import RETURN_S, insist
 from actors.system.actor import ActorError, ActorLost, ActorRef, Port
 from actors.system.clock import seconds_since
-from policies import tokens
 from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
-from policies.trajectory import Problem, Trajectory, WeightsVersion
+from policies.trajectory import Problem, Trajectory, WeightsVersion, version_runs
 from policies.void_rollouts import reason_to_stop
 from policies.waves import Seat, deal
 
@@ -265,21 +264,28 @@ def duplicate_call_share(trajectories: Sequence[Trajectory]) -> float:
     return sum(trajectory.duplicate_calls for trajectory in trajectories) / calls if calls else 0.0
 
 
-def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion) -> Figures:
+def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion, most: int) -> Figures:
     """How many optimiser steps the weights that sampled a token were behind those that learn from it.
 
     Args:
         learner: the version before the step. Tokens of an earlier lineage count by their step, too.
+        most: steps that they may be behind.
+
+    Beside mean and maximum, a histogram: `staleness_tokens_K` is how many tokens were K steps behind, 0 to `most`. And
+    `several_versions_share`: the share of rollouts that more than one version has sampled.
     """
-    behind, sampled = [], []
+    behind = Counter[int]()
     for trajectory in trajectories:
-        for span in trajectory.spans:
-            if span.version is not None:
-                behind.append(learner.step - span.version.step)
-                sampled.append(tokens.count(span.ids))
-    if not sum(sampled):
-        return {"staleness_mean": None, "staleness_max": None}
-    return {"staleness_mean": float(np.average(behind, weights=sampled)), "staleness_max": float(max(behind))}
+        for version, count in version_runs(trajectory.spans):
+            behind[learner.step - version.step] += count
+    if not behind.total():
+        return {"staleness_mean": None, "staleness_max": None, "several_versions_share": None}
+    figures: Figures = {
+        "staleness_mean": sum(steps * count for steps, count in behind.items()) / behind.total(),
+        "staleness_max": float(max(behind)),
+        "several_versions_share": _mean([len(trajectory.versions) > 1 for trajectory in trajectories]),
+    }
+    return figures | {f"staleness_tokens_{steps}": float(behind[steps]) for steps in range(most + 1)}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -29,6 +29,7 @@ from orchestration.progress import Progress
 from orchestration.recipe import Recipe
 from orchestration.recipe_loading import load_recipe
 from orchestration.train import Training
+from policies.run_progress import RunProgress
 from policies.stages import ReinforcementOptions
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
@@ -91,6 +92,9 @@ class Striker:
             self._blow = asyncio.get_running_loop().create_task(self._strike(figures["time_rollout_s"] / 2))
         if len(self.steps) == CALM_STEPS + 1 + LATER_STEPS:
             self.seen_enough.set()
+
+    def rewind(self, progress: RunProgress) -> None:
+        raise RuntimeError(f"the learner died, which is not on the node that was lost; the run went back to {progress}")
 
     async def _strike(self, after_s: float) -> None:
         await asyncio.sleep(after_s)

@@ -97,9 +97,9 @@ class Drill:
         if took > most:
             return f"took {took:.0f} s of virtual time; {self._calm_s:.0f} s without faults, at most {most:.0f} s with"
         accounted = once.figures["rollouts"] + once.figures["dropped"]
-        expected = STEPS * PROMPTS * self._options().sampled
+        expected = (STEPS * PROMPTS + once.figures["groups_too_old"]) * self._options().sampled
         if accounted != expected:
-            return f"{accounted:.0f} rollouts are accounted for, {expected} were asked for"
+            return f"{accounted:.0f} rollouts are accounted for, {expected:.0f} were asked for"
         return ""
 
     def run(self, seeds: Iterable[int], heard: Callable[[int, str], None]) -> list[Failure]:

@@ -4,9 +4,11 @@
 2. A rollout is learned from at most once, and a step id gives one version; anew after weights were restored.
 3. An engine's KV stays within its capacity, and no strategy that promises KV promises more than its budget.
 4. A lease is used by nobody after it has come back; at the end all have come back, and engines hold no requests.
-5. The weights that sample are those that the gate opened with: versions never go back, on no generator.
+5. The weights that sample are those that the gate opened with, or, in asynchronous training, newer ones that the
+   learner has published: versions never go back, on no generator.
 6. Progress: while rollouts are out, something comes of one of them within `HORIZON_S`.
 7. Work is conserved: no rollout waits for a lease while a generator that lives has none, unless the gate is closed.
+8. No token is learned from by weights that are more than the stage's `max_staleness` newer than those that sampled it.
 
 (That whoever waits in vain is noticed is up to the loop, which raises `Stalled`; that answers of dead incarnations are
 not heard, to the stage. Token spans carry their versions, and have as many log-probabilities as tokens: `Span` checks.)
@@ -28,6 +30,7 @@ from actors.messages import (
     ReleaseLease,
     RestoreCheckpoint,
     RolloutFinished,
+    RunReinforcement,
     RunRollout,
     SampleTurn,
     TurnSampled,
@@ -74,12 +77,15 @@ class Invariants:
         self._steps: dict[str, WeightsVersion] = {}
         self._leases: dict[str, str] = {}
         self._released: dict[str, None] = {}
-        self._version = WeightsVersion(0, 0)
+        self._version = self._published = WeightsVersion(0, 0)
+        self._max_staleness = 0
+        self._oldest: dict[str, WeightsVersion] = {}
         self._sampled_by: dict[str, WeightsVersion] = {}
         self._progress_ns = stage.loop.now_ns()
         self._idle_looks = 0
         self._ended = False
         asked: dict[type[Message], Callable[[Event], None]] = {
+            RunReinforcement: self._on_stage,
             RunRollout: self._on_submitted,
             SampleTurn: self._on_turn_asked,
             Learn: self._on_learn,
@@ -93,7 +99,7 @@ class Invariants:
             CallFinished: self._on_progress,
             RolloutFinished: self._on_finished,
             Learned: self._on_learned,
-            WeightsPublished: self._on_progress,
+            WeightsPublished: self._on_published,
         }
         stage.trace.listen({("ask", message): rule for message, rule in asked.items()})
         stage.trace.listen({("tell", message): rule for message, rule in asked.items()})
@@ -121,6 +127,17 @@ class Invariants:
 
     # --- rules ------------------------------------------------------------------------------------
 
+    def _on_stage(self, event: Event) -> None:
+        message = event.message
+        assert isinstance(message, RunReinforcement)
+        self._max_staleness = message.options.max_staleness
+
+    def _on_published(self, event: Event) -> None:
+        message = event.message
+        assert isinstance(message, WeightsPublished)
+        self._published = max(self._published, message.version)
+        self._on_progress(event)
+
     def _on_submitted(self, event: Event) -> None:
         message = event.message
         assert isinstance(message, RunRollout)
@@ -134,12 +151,14 @@ class Invariants:
         if trajectory.id not in self._submitted:
             self._broken(f"{event.source} finished {trajectory.id}, which nobody asked for")
         self._finished[trajectory.id] = None
+        self._oldest[trajectory.id] = min(trajectory.versions)
         self._on_progress(event)
 
     def _on_learn(self, event: Event) -> None:
         message = event.message
         assert isinstance(message, Learn)
         batch: tuple[TrainingSequence, ...] = self._stage.blob(message.blob) or ()
+        learner = max(self._steps.values(), default=self._version)
         here: dict[str, None] = {}
         for sequence in batch:
             assert isinstance(sequence.ids, CountedTokens), "virtual runs count tokens"
@@ -149,6 +168,12 @@ class Invariants:
                 self._broken(f"{rollout} is learned from twice, in {known} and {message.step_id}: a doubled rollout")
             if rollout not in self._finished:
                 self._broken(f"{rollout} is learned from in {message.step_id}, but has not finished")
+            behind = learner.step - self._oldest[rollout].step
+            if behind > self._max_staleness:
+                self._broken(
+                    f"{rollout} is learned from in {message.step_id}, {behind} versions after it was sampled, but at "
+                    f"most {self._max_staleness} are allowed: it is too old"
+                )
             here[rollout] = None
         self._on_progress(event)
 
@@ -208,7 +233,8 @@ class Invariants:
         if message.version < last:
             self._broken(f"{event.source} samples with {message.version} after {last}: a version goes back")
         self._sampled_by[event.source] = message.version
-        if message.version != self._version:
+        newest = self._published if self._max_staleness else self._version
+        if not self._version <= message.version <= newest:
             self._broken(f"{event.source} samples with {message.version}, but the gate opened with {self._version}")
         generator = self._generator(ActorRef(event.source))
         used, capacity = generator.engine.usage().kv_used_tokens, generator.kv_tokens()

@@ -102,6 +102,20 @@ def draw_all(records: Sequence[Record]) -> list[Drawn]:
         ),
         _step_time(steps),
         _lines(
+            "Idle generators",
+            "Share of the whole step, learning included, in which engines took no steps; mean over generators.",
+            steps,
+            {"generator_idle_share": ("idle", BLUE)},
+            percent=True,
+        ),
+        _lines(
+            "Staleness",
+            "By how many versions the weights that sampled a token were behind those that learned from it; 0 in "
+            "synchronous training.",
+            steps,
+            {"staleness_mean": ("mean", BLUE), "staleness_max": ("largest", GREY)},
+        ),
+        _lines(
             "Generation speed",
             "Tokens that all generators together sampled in a second of the rollout phase.",
             steps,

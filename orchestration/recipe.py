@@ -250,6 +250,13 @@ class Recipe(Options):
         for name, (given, needed) in required.items():
             if given != needed:
                 raise ValueError(f"{name} = {given!r}, but a deterministic run needs {needed!r}; set it")
+        for name, stage in self.stages.items():
+            if isinstance(stage, ReinforcementOptions) and stage.max_staleness:
+                raise ValueError(
+                    f"stages.{name}.max_staleness = {stage.max_staleness}, but a deterministic run needs 0: which "
+                    "weights sample a token of an asynchronous stage is up to the wall clock; set it, or "
+                    "deterministic = false"
+                )
         if engine.kv_tokens is None:
             raise ValueError(
                 "generators.engine.kv_tokens is left to vLLM, but a deterministic run's waves are as large as it says; "

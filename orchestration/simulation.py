@@ -266,6 +266,7 @@ class _Run:
         counts = [engine.counts() for engine in engines if isinstance(engine, SimulatedEngine)]
         busy = sum(step.get(f"busy_share_generator-{i}", 0.0) for step in steps for i in range(count)) / n / count
         generated = sum(each.generated_tokens for each in counts)
+        idle_after = [step["generator_idle_share"] for step in steps if "generator_idle_share" in step]
         recomputed = sum(each.recomputed_tokens for each in counts)
         looked_up = sum(each.lookup_tokens for each in counts)
         while_rolling = [
@@ -280,8 +281,11 @@ class _Run:
             "makespan_s": makespan,
             "lower_bound_s": bound / n,
             "ratio": makespan / (bound / n),
-            "idle_engine_s": (1 - busy) * count * makespan,
+            "idle_engine_s": (1 - busy) * count * (step_s if self._options.max_staleness else makespan),
             "idle_share": 1 - busy,
+            "generator_idle_share": sum(idle_after) / len(idle_after) if idle_after else 0.0,
+            "staleness_mean": sum(step.get("staleness_mean", 0.0) for step in steps) / n,
+            "groups_too_old": sum(step["groups_too_old"] for step in steps),
             "kv_mean": sum(step.get(f"kv_used_share_generator-{i}", 0.0) for step in steps for i in range(count))
             / n
             / count,

@@ -127,6 +127,12 @@ class ContinuousBatching:
             self._leave(sequence)
         return Sampled(request_id, sequence.generated)
 
+    def generated(self, request_id: str) -> int:
+        """Tokens that a request in the engine has been given so far, between steps."""
+        sequence = self._sequences[request_id]
+        decodes = self._classes[sequence.base % self._block].get(sequence.order) is sequence
+        return sequence.generated + (sequence.base + self._clock - sequence.computed if decodes else 0)
+
     def begin(self) -> StepWork | None:
         """Decide the next work; None if there is nothing to do."""
         assert self._work is None, "end the last work first"

@@ -28,7 +28,16 @@ from policies.chat_format import ChatFormat
 from policies.options import LimitOptions
 from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall, parse_calls, result_text
-from policies.trajectory import CallRecord, Finish, Problem, Span, Verdict, WeightsVersion
+from policies.trajectory import (
+    CallRecord,
+    Finish,
+    Problem,
+    Span,
+    Verdict,
+    VersionRun,
+    WeightsVersion,
+    turn_spans,
+)
 from policies.verification import count_answers, extract_answer, judge_at_sight
 
 NO_ANSWER = Verdict(correct=False, reason="no_answer")
@@ -118,10 +127,12 @@ class TurnTaking(ABC):
             return Execute(tuple(request.call for request in self._runnable()))
         return Sample(self.turns, min(self._limits.max_turn_tokens, self._limits.max_tokens - self.length))
 
-    def sampled(self, ids: PackedIds, logprobs: bytes, version: WeightsVersion) -> None:
-        """Take in a model turn: ids int32 `[L]`, logprobs float32 `[L]`."""
+    def sampled(
+        self, ids: PackedIds, logprobs: bytes, version: WeightsVersion, earlier: Sequence[VersionRun] = ()
+    ) -> None:
+        """Take in a model turn; the arguments are those of `turn_spans`."""
         assert self._goes_on() and not self._pending, "a model turn came when none was due"
-        turn = self._take(ids, logprobs, version)
+        turn = self._take(ids, logprobs, version, earlier)
         if not turn.ended:
             self._stopped("length", [])
             return
@@ -147,9 +158,12 @@ class TurnTaking(ABC):
         else:
             self._append(Span(kind="tool", ids=response))
 
-    def _take(self, ids: PackedIds, logprobs: bytes, version: WeightsVersion) -> Turn:
+    def _take(
+        self, ids: PackedIds, logprobs: bytes, version: WeightsVersion, earlier: Sequence[VersionRun] = ()
+    ) -> Turn:
         """Append what the model has said, and read it."""
-        self._append(Span(kind="model", ids=ids, logprobs=logprobs, version=version))
+        for span in turn_spans(ids, logprobs, version, earlier):
+            self._append(span)
         self.turns += 1
         turn = self._read(ids)
         self.answer_tags += turn.answer_tags

@@ -47,6 +47,8 @@ class LearningBatch:
     sequences: list[TrainingSequence] = field(default_factory=list)
     trained: list[TrainedGroup] = field(default_factory=list)
     """Where the sequences come from, in their order."""
+    taken: list[str] = field(default_factory=list)
+    """Ids of all groups, in the order in which they came; those of which no rollout was finished have none."""
     groups: int = 0
     groups_with_signal: int = 0
     groups_all_correct: int = 0
@@ -134,6 +136,7 @@ def add_groups(
     for group in groups:
         valid = [trajectory for trajectory in group if trajectory.finish != "sandbox_failure"]
         batch.groups += 1
+        batch.taken += [group[0].group] if group else []
         batch.void += len(group) - len(valid)
         if not valid:
             continue

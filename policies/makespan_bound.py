@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from policies import tokens
 from policies.step_cost import StepCost
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, whole_turns
 
 
 class Path(NamedTuple):
@@ -62,8 +62,8 @@ def bound_of_paths(paths: Sequence[Path], *, cost: StepCost, engines: int, kv_to
 
 
 def _path_of(trajectory: Trajectory) -> Path:
-    prompt, *spans = trajectory.spans
-    sizes = [(span.kind == "model", tokens.count(span.ids)) for span in spans]
+    prompt, *rest = trajectory.spans
+    sizes = [(turn[0].kind == "model", sum(tokens.count(span.ids) for span in turn)) for turn in whole_turns(rest)]
     waits: dict[int, float] = {}
     for record in trajectory.calls:  # those of one turn run side by side
         waits[record.turn] = max(waits.get(record.turn, 0.0), record.result.wall_seconds)

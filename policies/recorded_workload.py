@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from policies import tokens
 from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, whole_turns
 
 NEVER_FITS = 1 << 40
 """Tokens of a tool response after which nothing was recorded."""
@@ -92,7 +92,7 @@ def recorded(trajectory: Trajectory) -> Rollout:
     for record in trajectory.calls:
         call = ScriptedCall(record.result.wall_seconds, record.result.status, 0)
         calls.setdefault(record.turn, []).append(call)
-    said = [tokens.count(span.ids) for span in rest if span.kind == "model"]
+    said = [sum(tokens.count(span.ids) for span in turn) for turn in whole_turns(rest) if turn[0].kind == "model"]
     read = [tokens.count(span.ids) for span in rest if span.kind == "tool"]
     turns = [
         ScriptedTurn(count, _with_responses(calls.get(index, []), read[index] if index < len(read) else NEVER_FITS))

@@ -36,6 +36,9 @@ class StagePosition(Record):
     """Steps done."""
     cursor: int
     """Of the stage's data: how many problems were posed, or how many demonstrations were learned from."""
+    under_way: tuple[int, ...] = ()
+    """In asynchronous training: positions of problems that were posed and whose groups were neither learned from nor
+    dropped; they are begun again."""
     history: tuple[Figures, ...] = ()
     """Of each step done, the figures that a rule for moving on reads (`policies.move_on`)."""
 

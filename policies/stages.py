@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from policies.curriculum import ProblemOptions
 from policies.data_options import ChatDataOptions
 from policies.demonstrations import HabitOptions
+from policies.group_flow import TooOld
 from policies.move_on import MoveOnOptions
 from policies.options import (
     DynamicSamplingOptions,
@@ -19,6 +20,9 @@ from policies.options import (
     Options,
     ResamplingOptions,
 )
+
+ASYNCHRONOUS_CAP = 2.0
+"""`objective.importance_cap` of asynchronous stages whose recipe says nothing of it (Yao et al. 2025 use 2)."""
 
 
 class FineTuningOptions(Options):
@@ -60,7 +64,17 @@ class ReinforcementOptions(Options):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many versions the weights that sampled a token may be behind those that learn from it. 0 is synchronous
+    training; with more, rollouts for so many steps to come are under way while the learner is at work."""
+    weight_update: Literal["in_flight", "drain"] = "in_flight"
+    """Of asynchronous training. `in_flight`: new weights come between two steps of an engine, and turns that are under
+    way go on with them and with the KV cache that they have. `drain`: rollouts end with the weights that they began
+    with, and new ones wait until all have."""
+    too_old: TooOld = "drop"
+    """`drop`: a group with a token that is too old is not learned from, and is counted. `wait`: steps wait for groups
+    that would become too old; none is lost, and the learner idles at times."""
+    objective: Annotated[ObjectiveOptions, Field(validate_default=True)] = ObjectiveOptions()
     resampling: Annotated[ResamplingOptions, Field(validate_default=True)] = ResamplingOptions()
     dynamic_sampling: DynamicSamplingOptions | None = None
     """Off by default: the paper drops groups without signal and goes on with what is left."""
@@ -76,6 +90,15 @@ class ReinforcementOptions(Options):
         if objective.denominator != "constant" or objective.constant_tokens is not None or limits is None:
             return objective
         return objective.model_copy(update={"constant_tokens": limits.max_tokens})
+
+    @field_validator("objective")
+    @classmethod
+    def _stale_tokens_are_weighed(cls, objective: ObjectiveOptions, info: ValidationInfo) -> ObjectiveOptions:
+        """Asynchronous training corrects for the weights that sampled, unless the recipe says how itself."""
+        given = {"importance_cap", "importance_band"} & objective.model_fields_set
+        if not info.data.get("max_staleness") or given:
+            return objective
+        return objective.model_copy(update={"importance_cap": ASYNCHRONOUS_CAP})
 
     @field_validator("resampling")
     @classmethod

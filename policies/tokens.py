@@ -49,6 +49,13 @@ def count(packed: PackedIds) -> int:
     return len(packed) // 4
 
 
+def part(packed: PackedIds, begin: int, end: int) -> PackedIds:
+    """Items `begin` to `end` of a packed sequence, the latter not among them."""
+    if isinstance(packed, CountedTokens):
+        return packed._replace(skip=packed.skip + begin, length=packed.skip + end)
+    return packed[4 * begin : 4 * end]
+
+
 def concatenate(parts: Iterable[PackedIds]) -> bytes:
     """Packed sequences, one after another."""
     return b"".join([part for part in parts if isinstance(part, bytes)])

@@ -1,7 +1,8 @@
 """The record that everything is about: one multi-turn rollout, down to its tokens.
 
 Invariants (checked when a `Trajectory` is built):
-- spans alternate as the dialogue did: prompt first, then model and tool spans;
+- spans alternate as the dialogue did: prompt first, then model and tool spans; a model turn in which new weights came
+  is several model spans in a row, one for each version;
 - every model token has the log-probability it was sampled with and the weights version that made it;
   no other token has either;
 - `calls` are in the order in which the model made them, each with its result.
@@ -9,6 +10,7 @@ Invariants (checked when a `Trajectory` is built):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
@@ -29,6 +31,17 @@ class WeightsVersion(NamedTuple):
 
     lineage: int
     step: int
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return as_it_is(source, handler)
+
+
+class VersionRun(NamedTuple):
+    """Consecutive tokens of one turn that the same weights sampled."""
+
+    version: WeightsVersion
+    tokens: int
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -80,6 +93,48 @@ class Span(Record):
         elif self.logprobs or self.version is not None:
             raise ValueError(f"a {self.kind} span was not sampled: leave `logprobs` and `version` out")
         return self
+
+
+def turn_spans(
+    ids: PackedIds, logprobs: bytes, version: WeightsVersion, earlier: Sequence[VersionRun] = ()
+) -> list[Span]:
+    """The spans of one model turn.
+
+    Args:
+        ids: int32 `[L]`.
+        logprobs: float32 `[L]`.
+        version: the weights that sampled the last token.
+        earlier: what other weights had sampled before these came, in order.
+    """
+    runs = [*earlier, VersionRun(version, tokens.count(ids) - sum(run.tokens for run in earlier))]
+    spans, begin = list[Span](), 0
+    for run in runs:
+        end = begin + run.tokens
+        part = Span(
+            kind="model",
+            ids=tokens.part(ids, begin, end),
+            logprobs=logprobs[4 * begin : 4 * end],
+            version=run.version,
+        )
+        spans.append(part)
+        begin = end
+    return spans
+
+
+def whole_turns(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
+    """Spans with those of one model turn together; others stand alone. Two model turns never touch."""
+    turns: list[tuple[Span, ...]] = []
+    for span in spans:
+        if span.kind == "model" and turns and turns[-1][-1].kind == "model":
+            turns[-1] = (*turns[-1], span)
+        else:
+            turns.append((span,))
+    return turns
+
+
+def version_runs(spans: Sequence[Span]) -> tuple[VersionRun, ...]:
+    """Which weights sampled the tokens of model spans; of others there is nothing to say."""
+    return tuple(VersionRun(span.version, tokens.count(span.ids)) for span in spans if span.version is not None)
 
 
 class CallRecord(Record):
@@ -153,6 +208,11 @@ class Trajectory(Record):
     def model_tokens(self) -> int:
         """Tokens that the model sampled."""
         return sum(tokens.count(span.ids) for span in self.spans if span.kind == "model")
+
+    @property
+    def versions(self) -> tuple[WeightsVersion, ...]:
+        """All weights that sampled a token of it, in the order in which they did."""
+        return tuple(dict.fromkeys(span.version for span in self.spans if span.version is not None))
 
     @property
     def tool_errors(self) -> int:

@@ -29,7 +29,7 @@ from policies.options import Options
 from policies.scripted import CountedTokens, Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.tokens import PackedIds
 from policies.tool_calls import RequestedCall
-from policies.trajectory import CallRecord, Problem, Verdict, WeightsVersion
+from policies.trajectory import CallRecord, Problem, Verdict, VersionRun, WeightsVersion
 
 _NORMAL = NormalDist()
 
@@ -219,10 +219,12 @@ class ScriptedDialogue(Dialogue):
         """The whole history."""
         return self._counted
 
-    def said(self, turn: ScriptedTurn, ended: bool, version: WeightsVersion) -> None:
+    def said(
+        self, turn: ScriptedTurn, ended: bool, version: WeightsVersion, earlier: Sequence[VersionRun] = ()
+    ) -> None:
         """Take in a model turn; `ended` as the engine says, which may have cut it."""
         self._said, self._ended = turn, ended
-        self.sampled(self._grow(turn.n_tokens, turns=1), b"", version)
+        self.sampled(self._grow(turn.n_tokens, turns=1), b"", version, earlier)
 
     def _grow(self, count: int, turns: int = 0) -> CountedTokens:
         """Add tokens to the history; returns them alone."""

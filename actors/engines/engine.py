@@ -1,9 +1,10 @@
 """The engine protocol: token ids in; token ids with the log-probabilities they were sampled with out.
 
 Invariants:
-- weights change only between two steps of the engine; what was sampled before keeps its version;
+- weights change only between two steps of the engine; what was sampled before keeps its version, also within a turn;
 - log-probabilities are those of the distribution that was sampled from, temperature included;
-- no KV computed with one version's weights is reused under another.
+- no request finds KV that was computed with other weights than those it begins with. One that runs when new weights
+  come goes on with the KV it has: its later tokens attend to keys and values of the old weights.
 
 Engines are asynchronous: callers `await sample(...)`, many at once. How an engine spends the time in between
 (a real step on a thread, modelled time on a virtual clock) is its own matter.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from policies.scripted import CountedTokens, ScriptedTurn
-from policies.trajectory import WeightsVersion
+from policies.trajectory import VersionRun, WeightsVersion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +68,8 @@ class SampleResult:
     finish: Literal["stop", "length", "aborted"]
     version: WeightsVersion
     """The weights that sampled the last token."""
+    earlier: tuple[VersionRun, ...] = ()
+    """What other weights had sampled before these came, in order."""
     turn: ScriptedTurn | None = None
     """In the simulator: what the model said, in place of `ids` and `logprobs`, which are empty; None if aborted."""
 
@@ -113,7 +116,7 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def update_weights(self, version: WeightsVersion, weights: Iterable[tuple[str, Any]]) -> None:
-        """Replace the weights: (Hugging Face parameter name, tensor) pairs."""
+        """Replace the weights, (Hugging Face parameter name, tensor) pairs, before the next step; requests go on."""
         ...
 
     def usage(self) -> EngineUsage: ...

@@ -25,7 +25,7 @@ from policies.continuous_batching import ContinuousBatching
 from policies.options import Options
 from policies.scripted import Script, ScriptedTurn
 from policies.step_cost import Seconds, StepCost, StepWork
-from policies.trajectory import WeightsVersion
+from policies.trajectory import VersionRun, WeightsVersion
 
 
 class SimulatedOptions(Options):
@@ -41,10 +41,11 @@ class SimulatedOptions(Options):
 class _Asked:
     """A request in the engine, or about to enter it."""
 
-    __slots__ = ("future", "max_tokens", "turn")
+    __slots__ = ("earlier", "future", "max_tokens", "turn")
 
     def __init__(self, max_tokens: int, turn: ScriptedTurn) -> None:
         self.max_tokens, self.turn = max_tokens, turn
+        self.earlier: tuple[VersionRun, ...] = ()
         self.future: asyncio.Future[SampleResult] = asyncio.get_running_loop().create_future()
 
 
@@ -102,14 +103,12 @@ class SimulatedEngine:
         turn = self._script.turn(ids.sequence, ids.turns)
         asked = _Asked(request.max_tokens, turn)
         self._asked[request.id] = asked
-        # KV of other weights must not be found: each version has its own prefix cache.
-        salt = self._version
         self._arriving.append(
             Turn(
                 id=request.id,
-                prompt=(salt, ids.prompt),
+                prompt=ids.prompt,
                 prompt_tokens=ids.prompt_tokens,
-                sequence=(salt, ids.prompt, ids.sequence),
+                sequence=(ids.prompt, ids.sequence),
                 length=ids.length,
                 new_tokens=min(turn.n_tokens, request.max_tokens),
             )
@@ -150,10 +149,19 @@ class SimulatedEngine:
         try:
             await done
             await self._clock.sleep(self._options.update_seconds)
+            self._note_versions()
             self._version = version
         finally:
             self._updates.remove(done)
             self._interrupt()
+
+    def _note_versions(self) -> None:
+        """Before new weights take over: what these have sampled of the turns under way."""
+        for request_id, asked in self._asked.items():
+            known = sum(run.tokens for run in asked.earlier)
+            sampled = self._core.generated(request_id) - known if request_id in self._core else 0
+            if sampled:
+                asked.earlier += (VersionRun(self._version, sampled),)
 
     def usage(self) -> EngineUsage:
         self._count_kv(self._used_tokens)
@@ -196,9 +204,13 @@ class SimulatedEngine:
             for request_id in self._leaving:
                 self._core.abort(request_id)
             self._leaving = []
-        if self._arriving:
+        if self._arriving and not self._updates:
+            # KV of other weights must not be found: each version has its own prefix cache.
             for turn in self._arriving:
-                self._core.add(turn)
+                salted = turn._replace(
+                    prompt=(self._version, turn.prompt), sequence=(self._version, turn.prompt, turn.sequence)
+                )
+                self._core.add(salted)
             self._arriving = []
         for update in self._updates:
             if not update.done():
@@ -248,4 +260,4 @@ class SimulatedEngine:
             finish = "aborted"
         elif turn.n_tokens > asked.max_tokens:
             turn, finish = ScriptedTurn(asked.max_tokens), "length"  # cut before its calls or its answer were said
-        return SampleResult(ids=[], logprobs=[], finish=finish, version=self._version, turn=turn)
+        return SampleResult(ids=[], logprobs=[], finish=finish, version=self._version, earlier=asked.earlier, turn=turn)

@@ -13,13 +13,13 @@ import os
 import resource
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
 from actors.engines.vllm_options import VllmOptions
 from actors.system.clock import Clock, seconds_since
 from actors.system.kill_point import reached
-from policies.trajectory import WeightsVersion
+from policies.trajectory import VersionRun, WeightsVersion
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,18 @@ class _Running:
     on_tokens: Callable[[list[int], list[float]], None] | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    version: WeightsVersion | None = None
+    """The weights that sampled the last token."""
+    earlier: tuple[VersionRun, ...] = ()
+
+    def sampled(self, ids: list[int], logprobs: list[float], version: WeightsVersion) -> None:
+        """Take in the tokens of a step."""
+        if self.version is not None and version != self.version:
+            known = len(self.ids) - sum(run.tokens for run in self.earlier)
+            self.earlier += (VersionRun(self.version, known),)
+        self.ids += ids
+        self.logprobs += logprobs
+        self.version = version
 
 
 @dataclass(slots=True)
@@ -48,6 +60,14 @@ class _Round:
 
     add: list[SampleRequest]
     abort: list[str]
+
+
+class _Stepped(NamedTuple):
+    """What comes back."""
+
+    outputs: list[Any]
+    version: WeightsVersion
+    """The weights that the step was done with: by the time this is read, new ones may have come."""
 
 
 class VllmEngine:
@@ -173,11 +193,11 @@ class VllmEngine:
                 await self._pace()
                 round_, self._next = self._next, _Round([], [])
                 start = self._last_step_ns = self._clock.now_ns()
-                outputs = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
+                stepped = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
                 self._busy_seconds += seconds_since(self._clock, start)
                 self._count_kv()
                 self._kv_share = self._kv_share_seen
-                self._deliver(outputs)
+                self._deliver(stepped)
         except EngineFailed as failure:
             self._failure = str(failure)
             for running in self._requests.values():
@@ -200,8 +220,8 @@ class VllmEngine:
             if rest > 0:
                 await self._clock.sleep(rest)
 
-    def _deliver(self, outputs: list[Any]) -> None:
-        for output in outputs:
+    def _deliver(self, stepped: _Stepped) -> None:
+        for output in stepped.outputs:
             running = self._requests.get(output.request_id)
             if running is None:
                 continue  # aborted meanwhile
@@ -210,8 +230,8 @@ class VllmEngine:
             ids = list(completion.token_ids[known:])
             logprobs = [at[token].logprob for token, at in zip(ids, completion.logprobs[known:], strict=True)]
             self._generated += len(ids)
-            running.ids += ids
-            running.logprobs += logprobs
+            if ids:
+                running.sampled(ids, logprobs, stepped.version)
             if running.on_tokens is not None and ids:
                 running.on_tokens(ids, logprobs)
             if not output.finished:
@@ -222,7 +242,13 @@ class VllmEngine:
                 running.future.set_result(self._result(running, finish))
 
     def _result(self, running: _Running, finish: Literal["stop", "length", "aborted"]) -> SampleResult:
-        return SampleResult(ids=running.ids, logprobs=running.logprobs, finish=finish, version=self._version)
+        return SampleResult(
+            ids=running.ids,
+            logprobs=running.logprobs,
+            finish=finish,
+            version=running.version or self._version,
+            earlier=running.earlier,
+        )
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -251,6 +277,8 @@ class VllmEngine:
                     seed=self._seed % 2**32,
                     enforce_eager=True,
                     distributed_executor_backend="uni",
+                    # Else a step returns what the one before it has sampled, maybe with other weights.
+                    async_scheduling=False,
                     max_model_len=options.max_sequence_tokens,
                     max_num_seqs=options.max_running,
                     max_num_batched_tokens=step_tokens,
@@ -288,7 +316,7 @@ class VllmEngine:
         blocks = -(-self._options.kv_tokens // self._options.block_tokens) + 1
         return blocks * self._options.block_tokens * per_token * item
 
-    def _step(self, work: _Round) -> list[Any]:
+    def _step(self, work: _Round) -> _Stepped:
         from vllm import SamplingParams, TokensPrompt
 
         try:
@@ -314,7 +342,7 @@ class VllmEngine:
             reached("prefill" if work.add else "decode")
             outputs = self._llm.step() if self._llm.has_unfinished_requests() else []
             self._kv_share_seen = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
-            return outputs
+            return _Stepped(outputs, self._version)
         except Exception as error:
             # The boundary to vLLM: whatever it raises, its state is unknown afterwards.
             log.exception("vLLM failed in a step")

@@ -39,6 +39,8 @@ class RecordTrainedStep(Request[Done], tag="archive.trained"):
     version: WeightsVersion
     """That the step led to."""
     groups: tuple[TrainedGroup, ...]
+    taken: tuple[str, ...]
+    """Ids of all groups of the step, in the order in which resampling had them, those without signal among them."""
     digest: str
     """SHA-256 of all that the learner was given."""
 

@@ -75,6 +75,8 @@ class CloseGate(Request[Done], tag="balancer.close_gate"):
 
 
 class OpenGate(Request[Done], tag="balancer.open_gate"):
+    """All generators have these weights: grant leases (again)."""
+
     lane: ClassVar[Literal["work", "control"]] = "control"
     version: WeightsVersion
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from actors.system.message import Done, Message, Request
 from policies.balancing import Capacity, Lease
 from policies.scripted import CountedTokens, ScriptedTurn
-from policies.trajectory import WeightsVersion
+from policies.trajectory import VersionRun, WeightsVersion
 from policies.waves import Seat
 
 
@@ -20,6 +20,9 @@ class TurnSampled(Message, tag="generator.sampled"):
     """float32 `[L]`."""
     finish: Literal["stop", "length", "history_missing", "aborted"]
     version: WeightsVersion
+    """The weights that sampled the last token."""
+    earlier: tuple[VersionRun, ...] = ()
+    """What other weights had sampled of it before these came, in order."""
     turn: ScriptedTurn | None = None
     """In the simulator: what the model said, in place of ids and log-probabilities."""
 

@@ -1,7 +1,8 @@
 """The ledger of trained steps: which groups a run has learned from, in their order, beside the archive that holds them.
 
 `trained.jsonl` has a line for each step that has changed the weights: stage, step, version, the groups with the ids of
-their rollouts and their advantages, and a digest of all that the learner was given.
+their rollouts and their advantages, the ids of all groups that it took (those without signal among them), and a digest
+of all that the learner was given.
 
 Invariants:
 - a line is with the operating system before its step counts in any checkpoint;
@@ -40,7 +41,13 @@ class TrainedSteps:
         self.count = len(known)
 
     def append(
-        self, stage: str, step: int, version: WeightsVersion, groups: Iterable[TrainedGroup], digest: str
+        self,
+        stage: str,
+        step: int,
+        version: WeightsVersion,
+        groups: Iterable[TrainedGroup],
+        taken: Iterable[str],
+        digest: str,
     ) -> None:
         """Add a step, unless it is there already."""
         if _key(stage, step, version) in self._known:
@@ -50,6 +57,7 @@ class TrainedSteps:
             "step": step,
             "version": list(version),
             "groups": [group._asdict() for group in groups],
+            "taken": list(taken),
             "digest": digest,
         }
         self._file.write(json.dumps(line) + "\n")

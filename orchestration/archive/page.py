@@ -17,7 +17,7 @@ from typing import Any
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.source import Decode
-from orchestration.archive.transcript import Step, transcript
+from orchestration.archive.transcript import Step, transcript, weights_names
 from policies.trajectory import CallRecord, Trajectory
 
 MOST_TOKENS = 2_000_000
@@ -135,7 +135,7 @@ def _step(step: Step) -> dict[str, Any]:
     return {
         "kind": step.kind,
         "turn": step.turn,
-        "version": None if step.version is None else f"{step.version.lineage}.{step.version.step}",
+        "version": ", ".join(weights_names(step)) or None,
         "texts": [token.text for token in step.tokens],
         "ids": [token.id for token in step.tokens],
         "logprobs": [round(token.logprob, 4) for token in step.tokens if token.logprob is not None],

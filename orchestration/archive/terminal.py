@@ -24,7 +24,7 @@ from actors.storage.reader import Archive
 from env.tool_call import ToolResult
 from orchestration.archive.selection import Page, page_of
 from orchestration.archive.source import Decode
-from orchestration.archive.transcript import Step, Token, transcript
+from orchestration.archive.transcript import Step, Token, transcript, weights_names
 from policies.trajectory import CallRecord, Trajectory
 
 PROBABILITIES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
@@ -107,8 +107,8 @@ def facts(trajectory: Trajectory) -> RenderableType:
 def step_view(step: Step, number: int, count: int, *, with_tokens: bool) -> RenderableType:
     """One step: its text coloured by log-probability, the tokens one by one if asked for, and its calls."""
     title = {"prompt": "prompt", "tool": "what the tools said", "model": f"turn {step.turn}"}[step.kind]
-    if step.version is not None:
-        title += f", weights {step.version.lineage}.{step.version.step}"
+    if step.versions:
+        title += f", weights {', '.join(weights_names(step))}"
     mean = step.logprob_mean
     told = "" if mean is None else f", mean log-probability {mean:.3f}"
     parts: list[RenderableType] = [Rule(f"{number}/{count}  {title}  ({len(step.tokens)} tokens{told})", align="left")]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from orchestration.archive.source import Decode
 from policies import tokens
-from policies.trajectory import CallRecord, Span, Trajectory, WeightsVersion
+from policies.trajectory import CallRecord, Span, Trajectory, VersionRun, version_runs, whole_turns
 
 _CONTEXT = 8
 """Tokens before a token that its text may depend on: bytes of one character, a space that only follows something."""
@@ -29,13 +29,14 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A span of the trajectory, and after a model's turn the calls that it made."""
+    """A turn of the trajectory, and after a model's turn the calls that it made."""
 
     kind: str
     """`prompt`, `model` or `tool`."""
     turn: int | None
     """Which model turn, from 0; None for other spans."""
-    version: WeightsVersion | None
+    versions: tuple[VersionRun, ...]
+    """The weights that sampled its tokens; several where new ones came in the middle of the turn."""
     tokens: tuple[Token, ...]
     calls: tuple[CallRecord, ...] = ()
 
@@ -54,20 +55,29 @@ def transcript(trajectory: Trajectory, decode: Decode) -> list[Step]:
     """The steps of a trajectory, in order."""
     steps: list[Step] = []
     turn = 0
-    for span in trajectory.spans:
-        if span.kind == "model":
+    for spans in whole_turns(trajectory.spans):
+        kind, said = spans[0].kind, turn_tokens(spans, decode)
+        if kind == "model":
             calls = tuple(record for record in trajectory.calls if record.turn == turn)
-            steps.append(Step(span.kind, turn, span.version, span_tokens(span, decode), calls))
+            steps.append(Step(kind, turn, version_runs(spans), said, calls))
             turn += 1
         else:
-            steps.append(Step(span.kind, None, None, span_tokens(span, decode)))
+            steps.append(Step(kind, None, (), said))
     return steps
 
 
-def span_tokens(span: Span, decode: Decode) -> tuple[Token, ...]:
-    """The tokens of a span with their texts."""
-    ids = tokens.unpack_ids(span.ids)
-    logprobs = tokens.unpack_floats(span.logprobs).tolist() if span.kind == "model" else [None] * len(ids)
+def weights_names(step: Step) -> list[str]:
+    """The weights that sampled a step, in the order in which they did."""
+    return [f"{version.lineage}.{version.step}" for version, _ in step.versions]
+
+
+def turn_tokens(spans: Sequence[Span], decode: Decode) -> tuple[Token, ...]:
+    """The tokens of a turn's spans with their texts."""
+    ids = tokens.unpack_ids(tokens.concatenate(span.ids for span in spans))
+    sampled = spans[0].kind == "model"
+    logprobs = (
+        tokens.unpack_floats(b"".join(span.logprobs for span in spans)).tolist() if sampled else [None] * len(ids)
+    )
     return tuple(map(Token, ids, token_texts(ids, decode), logprobs))
 
 

@@ -13,7 +13,7 @@ from orchestration.archive.source import Decode
 from orchestration.archive.terminal import facts, plain, step_view, titled_table
 from orchestration.archive.transcript import transcript
 from policies import tokens
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, whole_turns
 
 
 def branch_views(
@@ -25,7 +25,7 @@ def branch_views(
         turn: where they part.
         sampled_by: what made the branches.
     """
-    history = history_spans(stored, turn)
+    history = turns_before(stored, turn)
     steps = transcript(stored, decode)
     yield facts(stored)
     for number, step in enumerate(steps[:history], 1):
@@ -34,22 +34,23 @@ def branch_views(
         yield Rule(plain("as stored" if each is stored else f"{each.id}, sampled by {sampled_by}"), style="bold")
         continued = transcript(each, decode)
         if each is not stored:  # the engine's own count of versions says nothing of whose weights they are
-            continued = [replace(step, version=None) for step in continued]
+            continued = [replace(step, versions=()) for step in continued]
         for number, step in enumerate(continued[history:], history + 1):
             yield step_view(step, number, len(continued), with_tokens=False)
     yield _table(stored, branches, history)
 
 
-def history_spans(trajectory: Trajectory, turn: int) -> int:
-    """How many spans come before model turn `turn`."""
-    places = [place for place, span in enumerate(trajectory.spans) if span.kind == "model"]
+def turns_before(trajectory: Trajectory, turn: int) -> int:
+    """How many turns, the prompt and those of tools among them, come before model turn `turn`."""
+    places = [place for place, spans in enumerate(whole_turns(trajectory.spans)) if spans[0].kind == "model"]
     return places[turn]
 
 
 def tokens_alike(one: Trajectory, other: Trajectory, history: int) -> int:
-    """How many of the first tokens after the first `history` spans are the same in both."""
+    """How many of the first tokens after the first `history` turns are the same in both."""
     first, second = (
-        tokens.unpack_ids(tokens.concatenate([span.ids for span in each.spans[history:]])) for each in (one, other)
+        tokens.unpack_ids(tokens.concatenate(span.ids for spans in whole_turns(each.spans)[history:] for span in spans))
+        for each in (one, other)
     )
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -25,7 +25,7 @@ from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.dialogue import Dialogue, DialogueLimits, Execute, Finished, Sample, Verify
 from policies.options import LimitOptions
-from policies.trajectory import Trajectory
+from policies.trajectory import Trajectory, version_runs, whole_turns
 
 
 class HistoryDiffers(ValueError):
@@ -137,10 +137,11 @@ def forwarded(trajectory: Trajectory, chat: ChatFormat, branching: Branching, na
     if not 0 <= branching.turn < trajectory.turns:
         raise ValueError(f"--from-turn {branching.turn}: {trajectory.id} has turns 0 to {trajectory.turns - 1}")
     dialogue = Dialogue(id=name, chat=chat, problem=trajectory.problem, limits=branching.limits)
-    sampled = [span for span in trajectory.spans if span.kind == "model"][: branching.turn]
-    for turn, span in enumerate(sampled):
-        assert span.version is not None, "a model span has one"
-        dialogue.sampled(span.ids, span.logprobs, span.version)
+    sampled = [spans for spans in whole_turns(trajectory.spans) if spans[0].kind == "model"][: branching.turn]
+    for turn, spans in enumerate(sampled):
+        *earlier, (version, _) = version_runs(spans)
+        ids, logprobs = tokens.concatenate(span.ids for span in spans), b"".join(span.logprobs for span in spans)
+        dialogue.sampled(ids, logprobs, version, earlier)
         results = [record.result for record in trajectory.calls if record.turn == turn]
         action = dialogue.next_action()
         if isinstance(action, Execute):

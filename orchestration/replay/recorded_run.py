@@ -12,6 +12,7 @@ from pathlib import Path
 from actors.storage.frames import ArchiveCorrupt
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
+from actors.storage.trained_steps import FILE, read_trained_steps
 from orchestration.archive.source import find_archive
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
@@ -65,10 +66,15 @@ class RecordedRun:
         }
 
     def steps(self, stage: str) -> Iterator[tuple[int, list[list[Trajectory]]]]:
-        """The groups of each step of a stage: `(step, [group][rollout])`, in the order in which they were sampled.
+        """The groups of each step of a stage: `(step, [group][rollout])`, in the order in which resampling had them.
 
-        A group of which nothing was stored (every rollout was dropped) is empty.
+        A group of which nothing was stored (every rollout was dropped) is empty. Of an asynchronous stage the ledger
+        says which groups a step took; steps that changed nothing are not in it.
         """
+        options = None if self.recipe is None else self.recipe.stages.get(stage)
+        if isinstance(options, ReinforcementOptions) and options.max_staleness:
+            yield from self._trained_steps(stage)
+            return
         by_step: dict[int, dict[int, list[IndexRow]]] = {}
         for row in self.rows:
             if row.stage == stage:
@@ -76,6 +82,15 @@ class RecordedRun:
         for step, groups in sorted(by_step.items()):
             ordered = [sorted(groups.get(number, []), key=lambda row: row.sample) for number in range(max(groups) + 1)]
             yield step, [[self.archive.read(row) for row in group] for group in ordered]
+
+    def _trained_steps(self, stage: str) -> Iterator[tuple[int, list[list[Trajectory]]]]:
+        by_group: dict[str, list[IndexRow]] = {}
+        for row in self.rows:
+            by_group.setdefault(row.group, []).append(row)
+        for line in read_trained_steps(self.archive.folder / FILE):
+            if line["stage"] == stage:
+                rows = [sorted(by_group[group], key=lambda row: row.sample) for group in line["taken"]]
+                yield line["step"], [[self.archive.read(row) for row in group] for group in rows]
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""

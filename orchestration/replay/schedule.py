@@ -146,6 +146,11 @@ def replay_schedule(
     options = own.stages.get(stage)
     if not isinstance(options, ReinforcementOptions):
         raise RecipeError(f"--stage {stage!r}: choose of {', '.join(run.reinforced(own)) or 'none'}")
+    if options.max_staleness:
+        raise RecipeError(
+            f"stage {stage!r} is asynchronous: rollouts of several steps run at once, and no step has a makespan that "
+            "could be compared; `greenroom simulate RECIPE --workload RUN` rehearses it"
+        )
     recorded = recorded_steps(run, stage, own.generators.count)
     workload = archived_workload(run.archive, {stage: stage})
     steps = min(len(recorded), workload.shape(stage)[0])

@@ -61,7 +61,9 @@ async def test_rollouts_are_found_if_the_weights_asked_for_sampled_all_of_them(t
 
 async def test_settling_tells_how_much_there_is_and_later_writers_count_on(tmp_path: Path) -> None:
     def step(number: int) -> RecordTrainedStep:
-        return RecordTrainedStep(stage="rl", step=number, version=WeightsVersion(0, number), groups=(), digest="")
+        return RecordTrainedStep(
+            stage="rl", step=number, version=WeightsVersion(0, number), groups=(), taken=(), digest=""
+        )
 
     for ids, steps, expected in ((("a", "b"), (1,), (2, 1)), (("b", "c"), (1, 2), (3, 2))):
         async with InProcessStage() as stage:

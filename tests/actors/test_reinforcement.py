@@ -5,11 +5,13 @@ Rollouts and learner are scripted; sampler, resampling and books are real.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from actors.group_feed import WeightsDoNotArrive
 from actors.messages import (
     BalancerStatus,
     DescribeBalancer,
@@ -38,38 +40,46 @@ from tests.support.in_process_stage import InProcessStage
 NO_ANSWER = Verdict(correct=False, reason="no_answer")
 
 
-class ScriptedRollouts(Actor):
-    """Groups are right, wrong or mixed, as `kinds` says, in the order of their numbers."""
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds, self.asked, self.finished = kinds, [], list[Trajectory]()
-
-    @handles(RunRollout)
-    async def on_run(self, request: RunRollout) -> RolloutFinished:
-        self.asked.append(request)
-        kind = self.kinds[int(request.group.rpartition("/")[2])]
-        right = kind == "right" or (kind == "mixed" and request.sample % 2 == 0)
-        verdict = Verdict(correct=right, extracted="1", reason="right" if right else "wrong")
-        finished = trajectory(
-            PROMPT, MODEL, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
-            problem=request.problem, verdict=verdict, reward=float(right),
-        )  # fmt: skip
-        self.finished.append(finished)
-        return RolloutFinished(trajectory=finished)
-
-
 class ScriptedLearner(Actor):
     """Keeps what it is given."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[TrainingSequence]] = []
         self.steps = 1
+        self.may_learn = asyncio.Event()
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
+        await self.may_learn.wait()
         self.batches.append(await self.port.blobs.get(BlobRef(message.blob)))
         self.steps += 1
         return Learned(version=WeightsVersion(0, self.steps), metrics={"skipped": 0.0, "loss": 0.5})
+
+
+class ScriptedRollouts(Actor):
+    """Groups are right, wrong or mixed, as `kinds` says, in the order of their numbers."""
+
+    def __init__(
+        self, kinds: Sequence[str], learner: ScriptedLearner, sampled_by: int | None, learns_after: int
+    ) -> None:
+        self.kinds, self.learner, self.asked, self.finished = kinds, learner, [], list[Trajectory]()
+        self.sampled_by, self.learns_after = sampled_by, learns_after
+
+    @handles(RunRollout)
+    async def on_run(self, request: RunRollout) -> RolloutFinished:
+        self.asked.append(request)
+        if len(self.asked) >= self.learns_after:
+            self.learner.may_learn.set()
+        kind = self.kinds[int(request.group.rpartition("/")[2])]
+        right = kind == "right" or (kind == "mixed" and request.sample % 2 == 0)
+        verdict = Verdict(correct=right, extracted="1", reason="right" if right else "wrong")
+        said = MODEL.model_copy(update={"version": WeightsVersion(0, self.sampled_by or self.learner.steps)})
+        finished = trajectory(
+            PROMPT, said, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
+            problem=request.problem, verdict=verdict, reward=float(right),
+        )  # fmt: skip
+        self.finished.append(finished)
+        return RolloutFinished(trajectory=finished)
 
 
 class IdleGenerator(Actor):
@@ -102,13 +112,23 @@ class IdleBalancer(Actor):
 
 
 async def run(
-    kinds: Sequence[str], position: StagePosition | None = None, **options
+    kinds: Sequence[str],
+    position: StagePosition | None = None,
+    sampled_by: int | None = None,
+    learns_after: int = 0,
+    **options,
 ) -> tuple[list[dict[str, Any]], ScriptedRollouts, ScriptedLearner]:
-    """The figures of each step of a stage, and whom it asked."""
+    """The figures of each step of a stage, and whom it asked.
+
+    Args:
+        sampled_by: the version of all tokens; None: that of the day.
+        learns_after: rollouts that the learner's first step waits for.
+    """
     stage_options = ReinforcementOptions.model_validate(
         {"kind": "reinforce", "steps": 1, "prompts": 4, "group": 2} | options
     )
-    rollouts, learner, reports = ScriptedRollouts(kinds), ScriptedLearner(), list[StepFigures]()
+    learner, reports = ScriptedLearner(), list[StepFigures]()
+    rollouts = ScriptedRollouts(kinds, learner, sampled_by, learns_after)
     async with InProcessStage() as stage:
         refs = {
             name: await stage.host(name, actor)
@@ -118,7 +138,7 @@ async def run(
             )
         }  # fmt: skip
 
-        async def sync() -> WeightsVersion:
+        async def sync(*, in_flight: bool) -> WeightsVersion:
             return WeightsVersion(0, learner.steps)
 
         async def stepped(position: StagePosition, version: WeightsVersion, figures: StepFigures) -> None:
@@ -130,7 +150,8 @@ async def run(
             RunReinforcement(name="rl", options=stage_options, limits=DialogueLimits()),
             sampler=Sampler(stage.port, [refs["rollouts"]]),  # type: ignore[arg-type]
             learner=refs["learner"], balancer=refs["balancer"], generators=[ActorRef("generator-0")],
-            run_seed=0, sync=sync, stepped=stepped, position=position, archive=refs["archive"],
+            run_seed=0, version=WeightsVersion(0, 1), sync=sync, stepped=stepped, position=position,
+            archive=refs["archive"],
         )  # fmt: skip
         await work.run()
     return [report.figures for report in reports], rollouts, learner
@@ -198,12 +219,37 @@ async def test_synchronous_training_is_never_stale_and_says_so() -> None:
     assert (figures[0]["staleness_mean"], figures[0]["staleness_max"]) == (0.0, 0.0)
 
 
+async def test_rollouts_of_the_next_step_are_under_way_while_the_learner_is_at_work() -> None:
+    """The learner gives no answer before two steps' worth of rollouts was asked for."""
+    figures, rollouts, learner = await run(["mixed"] * 4, steps=3, max_staleness=1, learns_after=2 * 4 * 4)
+    assert [each["groups"] for each in figures] == [4, 4, 4] and len(learner.batches) == 3
+    assert figures[0]["groups_under_way"] == 4 and figures[2]["groups_under_way"] == 0
+    assert (figures[0]["staleness_max"], figures[1]["staleness_max"]) == (0, 1)
+    assert len({request.id for request in rollouts.asked}) == len(rollouts.asked) == 3 * 4 * 4
+
+
+async def test_a_stage_that_goes_on_begins_the_groups_again_that_were_under_way() -> None:
+    position = StagePosition(stage="rl", steps=1, cursor=8, under_way=(3, 5, 6))
+    _, rollouts, _ = await run(["mixed"] * 4, position, steps=3, max_staleness=1)
+    groups = dict.fromkeys(request.group for request in rollouts.asked)
+    assert list(groups)[:3] == ["rl/0/3", "rl/1/1", "rl/1/2"]
+    # Two steps of four are left: beside those three the next five, and no other.
+    assert sorted(groups) == sorted([*list(groups)[:3], "rl/2/0", "rl/2/1", "rl/2/2", "rl/2/3", "rl/3/0"])
+
+
+async def test_weights_that_never_arrive_end_the_stage_and_it_says_so() -> None:
+    with pytest.raises(WeightsDoNotArrive, match="more than max_staleness = 1 versions behind"):
+        await run(["mixed"] * 4, steps=4, max_staleness=1, sampled_by=1)
+
+
 def test_staleness_weighs_versions_by_tokens() -> None:
     old = MODEL.model_copy(update={"version": WeightsVersion(0, 3)})
     new = MODEL.model_copy(update={"version": WeightsVersion(0, 5)})
-    figures = staleness_figures([trajectory(PROMPT, old, old, new)], WeightsVersion(0, 5))
-    assert figures == pytest.approx({"staleness_mean": 4 / 3, "staleness_max": 2.0})
-    assert set(staleness_figures([], WeightsVersion(0, 0)).values()) == {None}
+    figures = staleness_figures([trajectory(PROMPT, old, old, new)], WeightsVersion(0, 5), 2)
+    histogram = {"staleness_tokens_0": 2.0, "staleness_tokens_1": 0.0, "staleness_tokens_2": 4.0}
+    expected = {"staleness_mean": 4 / 3, "staleness_max": 2.0, "several_versions_share": 1.0}
+    assert figures == pytest.approx(expected | histogram)
+    assert set(staleness_figures([], WeightsVersion(0, 0), 2).values()) == {None}
 
 
 def called(*programs: str) -> tuple[CallRecord, ...]:

@@ -94,9 +94,10 @@ class LearnsTwice(SimulatedLearnerActor):
 class GoesBack(DirectorActor):
     """Opens the gate with the first version again and again."""
 
-    async def _sync(self) -> None:
-        await super()._sync()
+    async def _sync(self, *, in_flight: bool = False) -> WeightsVersion:
+        version = await super()._sync(in_flight=in_flight)
         await self.port.ask(self._balancer, OpenGate(version=WeightsVersion(0, 0)))
+        return version
 
 
 class KeepsOldWeights(GeneratorActor):

@@ -28,6 +28,7 @@ from orchestration.run_folder import RunInUse, held, write_json, write_recipe
 from orchestration.simulated_cast import simulated_cast
 from orchestration.simulation import DIRECTOR
 from policies.dialogue import DialogueLimits
+from policies.run_progress import StepFigures
 from policies.stages import ReinforcementOptions
 from tests.orchestration.small_recipe import small_recipe
 
@@ -87,7 +88,7 @@ class Run:
                 limits = DialogueLimits(**evaluation.limits.model_dump())
                 await stage.port.ask(DIRECTOR, RunEvaluation(name=name, options=evaluation, limits=limits))
             reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
-            self.reported = [(each.kind, each.stage, each.step) for each in reports]
+            self.reported = [(each.kind, each.stage, each.step) for each in reports if isinstance(each, StepFigures)]
 
     def trained(self) -> list[dict[str, Any]]:
         """The ledger, without the lineages that a death changes."""

@@ -9,7 +9,19 @@ from pydantic import ValidationError
 from env.tool_call import ToolCall, ToolResult
 from policies import tokens
 from policies.batch import sequence_from_trajectory
-from policies.trajectory import CallRecord, Problem, Span, Trajectory, Verdict, WeightsVersion
+from policies.scripted import CountedTokens
+from policies.trajectory import (
+    CallRecord,
+    Problem,
+    Span,
+    Trajectory,
+    Verdict,
+    VersionRun,
+    WeightsVersion,
+    turn_spans,
+    version_runs,
+    whole_turns,
+)
 
 PROMPT = Span(kind="prompt", ids=tokens.pack_ids([1, 2, 3]))
 MODEL = Span(
@@ -98,3 +110,18 @@ def test_duplicate_calls_repeat_code_and_input_of_their_own_rollout() -> None:
     calls = (call("a"), call("b"), call("a"), call("a", "1"), call("a"))
     assert trajectory(PROMPT, MODEL, calls=calls).duplicate_calls == 2
     assert trajectory(PROMPT, MODEL).duplicate_calls == 0
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_a_turn_is_cut_where_new_weights_came_and_put_together_again(sizes: list[int]) -> None:
+    runs = [VersionRun(WeightsVersion(0, step), size) for step, size in enumerate(sizes)]
+    ids, logprobs = tokens.pack_ids(range(sum(sizes))), tokens.pack_floats([-0.5 * n for n in range(sum(sizes))])
+    counted = CountedTokens("p", 3, "s", turns=1, length=3 + sum(sizes), skip=3)
+    *earlier, last = runs
+    for whole, known in ((ids, logprobs), (counted, b"")):
+        spans = turn_spans(whole, known, last.version, earlier)
+        assert list(version_runs(spans)) == runs
+        assert tokens.joined([span.ids for span in spans]) == whole
+        assert b"".join(span.logprobs for span in spans) == known
+        turns = whole_turns([PROMPT, *spans, TOOL, MODEL])
+        assert turns == [(PROMPT,), tuple(spans), (TOOL,), (MODEL,)]

@@ -11,7 +11,7 @@ from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
 from policies.batching_records import BatchingLimits
 from policies.scripted import CountedTokens, Rollout, Script, ScriptedCall, ScriptedTurn
 from policies.step_cost import StepCost
-from policies.trajectory import WeightsVersion
+from policies.trajectory import VersionRun, WeightsVersion
 from tests.support.manual_clock import ManualClock
 
 COST = StepCost(base=1.0, sequence=0.1, context_token=0.0, prefill_token=0.01, prefill_pair=0.0)
@@ -150,6 +150,36 @@ async def test_new_weights_hold_the_steps_for_as_long_as_they_take() -> None:
     await updating
     assert (await sampling).version == WeightsVersion(0, 1)
     assert clock.now_ns() == pytest.approx((2.0 + 1.1 + 50.0 + 9 * 1.1) * 1e9)
+
+
+async def test_a_turn_that_new_weights_come_into_says_which_sampled_what() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, update_seconds=50.0)
+    sampling = asyncio.ensure_future(engine.sample(request("a-11")))
+    await clock.run(until_seconds=2.5)  # the prefill gave a token after 2 s, the step under way gives the second
+    updating = asyncio.ensure_future(engine.update_weights(WeightsVersion(0, 1), []))
+    await clock.run(until_seconds=55.0)
+    await updating
+    updating = asyncio.ensure_future(engine.update_weights(WeightsVersion(0, 2), []))
+    await clock.run()
+    await updating
+    result = await sampling
+    assert result.earlier == (VersionRun(WeightsVersion(0, 0), 2), VersionRun(WeightsVersion(0, 1), 2))
+    assert result.version == WeightsVersion(0, 2)
+
+
+async def test_what_comes_while_weights_are_taken_finds_no_kv_of_the_old_ones() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, update_seconds=50.0)
+    first = asyncio.ensure_future(engine.sample(request("a-11")))
+    await clock.run()
+    updating = asyncio.ensure_future(engine.update_weights(WeightsVersion(0, 1), []))
+    await clock.run(until_seconds=30.0)
+    second = asyncio.ensure_future(engine.sample(request("a-11", length=111, turn=1)))
+    await clock.run()
+    await asyncio.gather(first, updating, second)
+    assert second.result().earlier == () and second.result().version == WeightsVersion(0, 1)
+    assert engine.counts().hit_tokens == 0
 
 
 async def test_kv_is_booked_over_time() -> None:

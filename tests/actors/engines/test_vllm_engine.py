@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,29 @@ async def test_new_weights_are_what_samples_from_then_on(engine: VllmEngine, ref
     assert result.version == WeightsVersion(0, 1)
     expected = reference_logprobs(reference, long_prompt, result, 1.0)
     assert torch.allclose(torch.tensor(result.logprobs), expected, atol=1e-3)
+
+
+async def test_new_weights_in_the_middle_of_a_turn_keep_what_was_sampled(engine: VllmEngine, reference) -> None:
+    """The turn goes on with the KV that it has; what the old weights sampled keeps their log-probabilities."""
+    asked = [request([*PROMPT, 11 + index], seed=index, max_tokens=200) for index in range(8)]
+    half = asyncio.Event()
+    asked = [replace(each, stop_ids=(), on_tokens=lambda ids, logprobs: half.set()) for each in asked]
+    before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    running = [asyncio.ensure_future(engine.sample(each)) for each in asked]
+    await half.wait()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+    after = reference.state_dict()
+    await engine.update_weights(
+        WeightsVersion(0, 2), {name: tensor for name, tensor in after.items() if name != "lm_head.weight"}.items()
+    )
+    results = await asyncio.gather(*running)
+    reference.load_state_dict(before)
+    for each, result in zip(asked, results, strict=True):
+        ((old, count),) = result.earlier
+        assert (old, result.version) == (WeightsVersion(0, 1), WeightsVersion(0, 2)) and 0 < count < 200
+        expected = reference_logprobs(reference, each.ids, result, 1.0)
+        said = torch.tensor(result.logprobs)
+        assert torch.allclose(said[:count], expected[:count], atol=1e-3)
+        assert not torch.allclose(said[count:], expected[count:], atol=1e-1)

@@ -15,7 +15,7 @@ GROUP = TrainedGroup(group="rl/0/1", problem="p", rollouts=("rl/0/1/0", "rl/0/1/
 def write(folder: Path, *steps: int, lineage: int = 0) -> TrainedSteps:
     ledger = TrainedSteps(folder)
     for step in steps:
-        ledger.append("rl", step, WeightsVersion(lineage, step + 1), [GROUP], "d")
+        ledger.append("rl", step, WeightsVersion(lineage, step + 1), [GROUP], ["rl/0/0", GROUP.group], "d")
     ledger.close()
     return ledger
 
@@ -29,6 +29,7 @@ def test_a_step_is_entered_once_also_by_a_later_writer(tmp_path: Path) -> None:
     assert write(tmp_path, 1, 2).count == 3
     assert steps(tmp_path) == [0, 1, 2]
     line = read_trained_steps(tmp_path / FILE)[0]
+    assert line["taken"] == ["rl/0/0", "rl/0/1"]
     assert TrainedGroup(**line["groups"][0])._replace(rollouts=GROUP.rollouts, advantages=GROUP.advantages) == GROUP
 
 

@@ -55,7 +55,7 @@ def test_steps_hold_their_spans_and_each_turn_its_calls(dialogues: list[Trajecto
     assert statuses == [[], ["error"], [], ["success"], [], []]
     for step, span in zip(steps, dialogues[1].spans, strict=True):
         assert [token.id for token in step.tokens] == tokens.unpack_ids(span.ids)
-        assert step.version == span.version
+        assert [version for version, _ in step.versions] == ([] if span.version is None else [span.version])
     mean = steps[1].logprob_mean
     assert mean is not None and math.isclose(mean, (-2.0 - 7 * 0.1) / 8, rel_tol=1e-6)
     assert steps[0].logprob_mean is None

@@ -15,7 +15,7 @@ from actors.verification import Verifier
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits
-from orchestration.replay.branch_view import history_spans, tokens_alike
+from orchestration.replay.branch_view import tokens_alike, turns_before
 from orchestration.replay.branching import Branching, HistoryDiffers, branch, forwarded
 from orchestration.tiny_model import write_tokenizer
 from policies import tokens
@@ -98,7 +98,7 @@ def test_the_history_is_the_stored_one_up_to_the_turn(stored: Trajectory, chat: 
     assert [record.result.status for record in stored.calls] == ["error", "success"] and stored.verdict.correct
     for turn, spans in enumerate((1, 3, 5)):
         dialogue = forwarded(stored, chat, at(turn), "a-branch")
-        assert (dialogue.turns, history_spans(stored, turn)) == (turn, spans)
+        assert (dialogue.turns, turns_before(stored, turn)) == (turn, spans)
         assert dialogue.spans == list(stored.spans[:spans])
         assert [record.result.stdout for record in dialogue.calls] == [r.result.stdout for r in stored.calls[:turn]]
 

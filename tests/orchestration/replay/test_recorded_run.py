@@ -1,0 +1,37 @@
+"""Which groups a stored step had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.storage.trained_steps import TrainedSteps
+from actors.storage.writer import ArchiveWriter
+from orchestration.replay.recorded_run import RecordedRun
+from orchestration.run_folder import write_recipe
+from policies.trajectory import WeightsVersion
+from tests.orchestration.replay.test_learner import recipe, rollout
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_an_asynchronous_step_has_the_groups_that_the_ledger_says_it_took(tmp_path: Path, max_staleness: int) -> None:
+    made = recipe()
+    stages = {"rl-1": made.stages["rl-1"].model_copy(update={"max_staleness": max_staleness})}
+    write_recipe(made.model_copy(update={"stages": stages}), tmp_path)
+    writer, ledger = ArchiveWriter(tmp_path / "archive"), TrainedSteps(tmp_path / "archive")
+    for step, group in ((1, 0), (0, 1), (1, 1), (0, 0)):
+        for sample in (1, 0):
+            writer.append(rollout("rl-1", step, group, sample))
+    for step, taken in enumerate((["rl-1/0/0", "rl-1/1/0"], ["rl-1/0/1", "rl-1/1/1"])):
+        ledger.append("rl-1", step, WeightsVersion(0, step + 1), [], taken, "")
+    writer.close()
+    ledger.close()
+    steps = {
+        step: [[each.id for each in group] for group in groups] for step, groups in RecordedRun(tmp_path).steps("rl-1")
+    }
+    where = {0: ((0, 0), (1, 0)), 1: ((0, 1), (1, 1))} if max_staleness else {0: ((0, 0), (0, 1)), 1: ((1, 0), (1, 1))}
+    assert steps == {
+        step: [[f"rl-1/{of}/{group}/{sample}" for sample in (0, 1)] for of, group in groups]
+        for step, groups in where.items()
+    }
