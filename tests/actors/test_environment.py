@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.environment import EnvironmentActor, RecentResults
+from actors.environment import EnvironmentActor, HostUnsafe, RecentResults
 from actors.messages import CancelCalls, DescribeEnvironment, RunCall, VerifyAnswer
 from actors.system.actor import ActorRef
 from actors.system.ray_stage import RayStage
 from actors.system.stage import Part
 from env.call_scheduler import RETRIES
 from env.idle_cores import IdleCores
+from env.image import Image
 from env.interpreters import Interpreters
+from env.preflight import Problem
 from env.tool_call import Limits, ToolCall, ToolResult
 from tests.support.in_process_stage import InProcessStage
 
@@ -63,6 +65,24 @@ async def test_who_gives_up_does_not_take_the_result_from_the_next_one(stage: In
     impatient.cancel()
     patient = await stage.port.ask(ENVIRONMENT, run("a", code))
     assert patient.result.status == "success" and patient.result.stdout
+
+
+async def test_an_environment_that_looks_at_its_machine_does_not_start_where_code_is_not_safe(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked: list[tuple] = []
+
+    def unsafe(*asked_for) -> list[Problem]:
+        asked.append(asked_for)
+        return [Problem("There are no namespaces.", "allow them.")]
+
+    monkeypatch.setattr("actors.environment.check_host", unsafe)
+    async with InProcessStage() as stage:
+        with pytest.raises(HostUnsafe, match=r"There are no namespaces\. Fix: allow them\."):
+            await stage.host("a", EnvironmentActor(workers=1, isolation="jail-per-call", check_host=True))
+        assert asked == [(Image(), "jail-per-call")]
+        await stage.host("b", EnvironmentActor(workers=1, run_id="tests-unasked"))  # preflight has asked already
+        assert len(asked) == 1
 
 
 class _Flaky:

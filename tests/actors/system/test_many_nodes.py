@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -217,24 +218,28 @@ async def test_a_cluster_that_takes_anyone_is_not_joined() -> None:
         server.stop(None)
 
 
-async def test_actors_of_a_lost_node_come_back_on_one_that_is_there_or_joins(
-    stage: RayStage, nodes: dict[str, str], local_ray: LocalRay
+async def test_actors_of_a_lost_node_come_back_on_one_that_joins_with_what_they_need(
+    stage: RayStage, nodes: dict[str, str], local_ray: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    movable, bound, staying = await stage.spawn(
-        player("movable", restarts=2, labels={"pool": "in(a,b)"}, cpu_only=True),
-        player("bound", restarts=2, labels={"pool": "b"}, cpus=1),
-        player("staying", labels={"pool": "a"}),
+    folder, later = tmp_path / "weights", tmp_path / "later"
+    folder.mkdir()
+    (folder / "part").write_bytes(b"7" * 1000)
+    carried = await stage.carry(folder)
+    movable = player("movable", restarts=2, labels={"pool": "in(a,b)"}, cpu_only=True)
+    bound = player("bound", restarts=2, labels={"pool": "b"}, cpus=1)
+    refs = await stage.spawn(
+        movable, replace(bound, arguments={"greeting": carried}), player("staying", labels={"pool": "a"})
     )
-    assert stage.node(movable) == stage.node(bound) == nodes["b"]
-    hanging = asyncio.ensure_future(stage.port.ask(bound, Say(text="x"), PATIENCE_S))
-    await hanging
+    assert [stage.node(ref) for ref in refs] == [nodes["b"], nodes["b"], nodes["a"]]
     local_ray.kill_node(nodes["b"])
-    joined = local_ray.add_node(cpus=2, labels={"pool": "b"})
-    nodes["b"] = joined  # the fixture takes it away
-    for ref in (movable, bound):
+    monkeypatch.setenv(CACHE_VARIABLE, str(later))  # another machine has another disk
+    joined = nodes["b"] = local_ray.add_node(cpus=2, labels={"pool": "b"})
+    for ref in refs[:2]:
         assert (await _answer(stage, ref)).incarnation >= 1
         assert stage.node(ref) == joined
-    assert (await stage.port.ask(staying, Say(text="x"), PATIENCE_S)).incarnation == 0
+    assert (await _answer(stage, refs[1])).text == f"{later / carried.digest}x"
+    assert (later / carried.digest / "part").read_bytes() == b"7" * 1000
+    assert (await stage.port.ask(refs[2], Say(text="x"), PATIENCE_S)).incarnation == 0
     assert {death.name for death in stage.deaths} >= {"movable", "bound"}
 
 
