@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestration.ray_drill import DrillReport
 
 UNTIL_S = 120.0
+VIRTUAL_UNTIL_S = 60.0
+"""About twice what the miniature takes without faults."""
 
 
 def drill(
@@ -68,10 +70,8 @@ def drill(
 def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
     from actors.system.actor_faults import ActorFaultPlan
 
-    names = [f"generator-{index}" for index in range(recipe.generators.count)]
-    names += [f"environment-{index}" for index in range(recipe.environments.count)]
-    names += [f"rollout-{index}" for index in range(recipe.rollouts.count)]
-    names += ["balancer", "archive", "learner"]
+    names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
+    names.remove("director")  # its death is the run's end
     return ActorFaultPlan.draw(seed, actors=names, until=until, kinds=("kill", "freeze"))
 
 
@@ -103,7 +103,7 @@ def _drill_virtually(
     with ending_cleanly():
         training = Drill(load_recipe(recipe, overrides))
         if plan is not None:
-            reason = training.fault_of(plan, first)
+            reason = training.fault_of(_virtual(plan, first), first)
             print(reason or "passed")
             raise SystemExit(1 if reason else 0)
         failures = training.run(
@@ -117,6 +117,28 @@ def _drill_virtually(
         console.print(f"repeat it: {repeat_command(recipe, overrides or [], each)}", soft_wrap=True)
     console.print(f"{seeds - len(failures)} of {seeds} plans passed")
     raise SystemExit(1 if failures else 0)
+
+
+def _virtual(plan: ActorFaultPlan, seed: int) -> ActorFaultPlan:
+    """A plan as the virtual stage knows it: its faults one by one. Raises `RecipeError` for those of real processes."""
+    from orchestration.drill import ENVIRONMENTS, GENERATORS, ROLLOUTS
+
+    for fault in plan.faults:
+        if fault.process != "actor":
+            raise RecipeError(
+                f"{fault}: the virtual stage has no {fault.process}s; leave it out, or drill without --virtual"
+            )
+    try:
+        return plan.spelled_out(seed, actors=_names(GENERATORS, ENVIRONMENTS, ROLLOUTS), until=VIRTUAL_UNTIL_S)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _names(generators: int, environments: int, rollouts: int) -> list[str]:
+    """The actors that faults may hit."""
+    counts = {"generator": generators, "environment": environments, "rollout": rollouts}
+    names = [f"{kind}-{index}" for kind, count in counts.items() for index in range(count)]
+    return [*names, "balancer", "archive", "learner", "director"]
 
 
 def show(report: DrillReport, out: Console) -> None:

@@ -36,12 +36,12 @@ SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
 REAL_KINDS = ("kill", "freeze")
 
-type Outcome = Literal["recovered", "not needed again", "not recovered", "found no target"]
+type Outcome = Literal["recovered", "not needed again", "not recovered"]
 
 
 @dataclass(slots=True)
 class Strike:
-    """One fault that was done, or that found nobody."""
+    """One fault that was done."""
 
     fault: str
     kind: str
@@ -60,7 +60,7 @@ class Strike:
     """Whether the process was seen before, and gone (or stopped) after."""
     confirmed_s: float | None = None
     """After the signal."""
-    outcome: Outcome = "found no target"
+    outcome: Outcome = "not recovered"
     recovery_s: float | None = None
     """From the signal until it was made good."""
     retried: dict[str, int] = field(default_factory=dict)
@@ -97,6 +97,8 @@ class Striker:
         self._looks: dict[int, tuple[float, list[SandboxProcess]]] = {}
         self._recoveries: list[asyncio.Task[None]] = []
         self.strikes: list[Strike] = []
+        self.never = dict.fromkeys(map(str, plan.faults))
+        """Faults that have not happened (yet)."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -121,6 +123,7 @@ class Striker:
             await asyncio.sleep(max(0.0, due - self._now()))
             strike = await self._strike(fault, draw)
             self.strikes.append(strike)
+            self.never.pop(str(fault), None)
             self._recoveries.append(asyncio.ensure_future(self._follow(fault, strike, self._counters())))
             if fault.every is None:
                 return
@@ -160,7 +163,6 @@ class Striker:
         """See that it hit, let go what was stopped, wait for the recovery, and note what it took."""
         await _until(lambda: self._hit(strike), LOOK_S / 10)
         strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
-        strike.outcome = "not recovered"
         if fault.kind == "freeze":
             await self._thaw(fault, strike)
         while not self._is_back(strike):
