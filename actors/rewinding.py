@@ -135,7 +135,9 @@ class Rewinding:
     async def go_back(self, why: str, reached: str) -> tuple[Restored, int]:
         """Restore the newest checkpoint; returns what it holds, and the learner's incarnation that holds it now.
 
-        `reached` says in words how far the run had come. Raises `RunStuck`, and `ActorLost` if the learner does not come back.
+        `reached` says in words how far the run had come.
+
+        Raises `RunStuck`, and `ActorLost` if the learner does not come back.
         """
         await asyncio.gather(*[insist(self._port, ref, AbandonRollouts()) for ref in self._rollouts])
         restored, path = await self._port.offload(lambda: READ_SECONDS, self._read)

@@ -78,7 +78,7 @@ def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
 def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -> DrillReport:
     from orchestration.preflight import check
     from orchestration.ray_drill import RayDrill
-    from orchestration.train import run_training
+    from orchestration.training_run import run_training
 
     folder = Path(check(recipe, runs).folder)
     console.print(f"the plan:\n{escape(str(plan))}", soft_wrap=True)
