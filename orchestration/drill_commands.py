@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
     from orchestration.ray_drill import DrillReport
 
+PROOFS = {"kill": "gone", "freeze": "stopped"}
 UNTIL_S = 120.0
 VIRTUAL_UNTIL_S = 60.0
 """About twice what the miniature takes without faults."""
@@ -72,7 +73,9 @@ def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
 
     names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
     names.remove("director")  # its death is the run's end
-    return ActorFaultPlan.draw(seed, actors=names, until=until, kinds=("kill", "freeze"))
+    return ActorFaultPlan.draw(
+        seed, actors=names, until=until, kinds=("kill", "kill", "freeze", "delay", "drop", "double")
+    )
 
 
 def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -> DrillReport:
@@ -147,7 +150,7 @@ def show(report: DrillReport, out: Console) -> None:
     for column in ("at", "what", "pid", "proof", "recovery", "done again meanwhile"):
         table.add_column(column)
     for each in report.strikes:
-        proof = f"{'stopped' if each['kind'] == 'freeze' else 'gone'} after {each['confirmed_s'] or 0:.2f} s"
+        proof = f"{PROOFS.get(each['kind'], 'hit')} after {each['confirmed_s'] or 0:.2f} s"
         recovery = each["outcome"] if each["recovery_s"] is None else f"{each['recovery_s']:.1f} s"
         again = ", ".join(f"{count} {what}" for what, count in each["retried"].items())
         whom = each["actor"] if each["process"] == "actor" else f"{each['process']} of {each['actor']}"

@@ -24,6 +24,7 @@ import psutil
 
 from actors.system.actor import ActorRef, seed_for
 from actors.system.actor_faults import ActorFault, ActorFaultPlan
+from actors.system.links import PeerDied, PeerUnreachable
 from actors.system.ray_stage import RayStage
 from env.host_state import SandboxProcess, sandbox_processes
 
@@ -34,7 +35,7 @@ SETTLE_S = 1.0
 """After a recovery: what was lost is being asked for again."""
 SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
-REAL_KINDS = ("kill", "freeze")
+REAL_KINDS = ("kill", "freeze", "delay", "drop", "double")
 
 type Outcome = Literal["recovered", "not needed again", "not recovered"]
 
@@ -57,7 +58,7 @@ class Strike:
     incarnation: int = 0
     """Of the actor, when it was hit."""
     confirmed: bool = False
-    """Whether the process was seen before, and gone (or stopped) after."""
+    """Whether the process was seen before, and gone (or stopped) after; of messages, whether they were hit."""
     confirmed_s: float | None = None
     """After the signal."""
     outcome: Outcome = "not recovered"
@@ -89,6 +90,8 @@ class Striker:
             if fault.kind not in REAL_KINDS:
                 kinds = ", ".join(REAL_KINDS)
                 raise ValueError(f"{fault}: on Ray there are the kinds {kinds}; drill it with --virtual")
+            if fault.kind not in ("kill", "freeze") and fault.process != "actor":
+                raise ValueError(f"{fault}: only actors get messages; leave `process` out")
             fault.candidates(actors)
         self._stage, self._plan, self._actors, self._seed = stage, plan, actors, seed
         self._counters = counters
@@ -140,6 +143,8 @@ class Striker:
                     strike.process_started = process.create_time()
                     strike.hit_at = time.time()
                     strike.incarnation = self._stage.incarnation(ActorRef(name))
+                    if fault.kind not in ("kill", "freeze"):
+                        return strike  # its frames are hit as they come
                     os.kill(process.pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
                     if fault.kind == "freeze":
                         self._stopped[process.pid] = strike.process_started
@@ -161,6 +166,14 @@ class Striker:
 
     async def _follow(self, fault: ActorFault, strike: Strike, before: dict[str, int]) -> None:
         """See that it hit, let go what was stopped, wait for the recovery, and note what it took."""
+        if fault.kind == "delay" or fault.kind == "drop" or fault.kind == "double":
+            with contextlib.suppress(
+                PeerDied, PeerUnreachable
+            ):  # it has died of another fault: no frames are left to hit
+                await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
+                strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
+            strike.outcome, strike.recovery_s = "recovered", self._now() - strike.at_s
+            return
         await _until(lambda: self._hit(strike), LOOK_S / 10)
         strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
         if fault.kind == "freeze":
