@@ -171,7 +171,7 @@ class Rewinding:
         set_aside_damaged(folder, checkpoint)
         progress = self._beginning if checkpoint is None else checkpoint.progress
         name = "" if checkpoint is None else checkpoint.path.name
-        known = note_restoration(folder.parent, name, 0.0)
+        known = note_restoration(folder.parent, name, within_run=True)
         names = () if checkpoint is None else same_weights(progress.version, name, known[:-1])
         version = progress.version._replace(lineage=known[-1].lineage)
         return (
