@@ -3,7 +3,7 @@
 Invariants:
 - work that rests on the weights that were lost is ended, before anything is restored: rollouts, and the step at work;
 - the restored weights have a lineage of their own, and the ledger holds the steps that they hold;
-- who goes back to the same place again and again does not get further: the run ends, and says why.
+- a run whose learner dies at the same place again and again does not get further: it ends, and says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actors.run_books import CheckpointPlan
 from actors.storage.checkpoints import newest_checkpoint, set_aside_damaged
 from actors.storage.restorations import note_restoration
 from actors.supervision import DEADLINE_S, PAUSE_S, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, Port
+from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, Port
 from policies.rewinds import Rewinds
 from policies.run_progress import RunProgress, same_weights
 from policies.trajectory import WeightsVersion
@@ -78,19 +78,24 @@ class LearnerGuard:
             task.cancel()
 
     async def _watch(self, work: asyncio.Task[Any]) -> None:
-        try:
-            if not await self._is_another():
+        self._lost = f"{self._learner.name} was started again"
+        if not await self._is_another():
+            self._lost = ""
+            try:
                 await self._port.ask(self._learner, AwaitEnd())
-            self._lost = f"{self._learner.name} was started again"
-        except ActorError as error:
-            self._lost = str(error)
+            except ActorError as error:
+                self._lost = str(error)
         work.cancel()
 
     async def _is_another(self) -> bool:
-        try:
-            return (await self._port.ask(self._learner, Identify(), DEADLINE_S)).incarnation != self._incarnation
-        except ActorLost:
-            return True
+        """Whether the learner is dead, or another incarnation. One that does not answer at all is killed in time."""
+        while True:
+            try:
+                return (await self._port.ask(self._learner, Identify(), DEADLINE_S)).incarnation != self._incarnation
+            except ActorLost:
+                return True
+            except DeadlineExceeded as late:
+                log.warning("%s does not say who it is: %s", self._learner.name, late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +132,19 @@ class Rewinding:
         self._lineage = beginning.version.lineage
         self._rewinds = Rewinds()
 
-    async def go_back(self, why: str) -> tuple[Restored, int]:
+    async def go_back(self, why: str, reached: str) -> tuple[Restored, int]:
         """Restore the newest checkpoint; returns what it holds, and the learner's incarnation that holds it now.
+
+        `reached` says in words how far the run had come.
 
         Raises `RunStuck`, and `ActorLost` if the learner does not come back.
         """
         await asyncio.gather(*[insist(self._port, ref, AbandonRollouts()) for ref in self._rollouts])
         restored, path = await self._port.offload(lambda: READ_SECONDS, self._read)
-        if not self._rewinds.may_go_back_to(restored.place):
+        if not self._rewinds.may_go_back_from(reached):
             raise RunStuck(
-                f"the learner died {self._rewinds.in_a_row} times in a row {restored.place}, and the run came no "
-                f"further in between; the last time: {why}"
+                f"the learner died {self._rewinds.in_a_row} times in a row {reached}, and the run came no further in "
+                f"between; the last time: {why}"
             )
         log.warning("going back to %s: %s", restored.place, why)
         await patiently(self._port, self._archive, CutTrainedSteps(count=restored.progress.archive.trained_steps))
@@ -149,8 +156,8 @@ class Rewinding:
                 return restored, identity.incarnation
             except ActorLost as lost:
                 log.warning("the learner died while it was restored: %s", lost)
-                if not self._rewinds.may_go_back_to(restored.place):
-                    raise RunStuck(f"the learner dies each time when it is restored {restored.place}: {lost}") from lost
+                if not self._rewinds.may_go_back_from(reached):
+                    raise RunStuck(f"the learner dies each time that it is restored {restored.place}: {lost}") from lost
 
     def _read(self) -> tuple[Restored, str | None]:
         if self._plan is None:
@@ -164,7 +171,7 @@ class Rewinding:
         set_aside_damaged(folder, checkpoint)
         progress = self._beginning if checkpoint is None else checkpoint.progress
         name = "" if checkpoint is None else checkpoint.path.name
-        known = note_restoration(folder.parent, name, 0.0)
+        known = note_restoration(folder.parent, name, within_run=True)
         names = () if checkpoint is None else same_weights(progress.version, name, known[:-1])
         version = progress.version._replace(lineage=known[-1].lineage)
         return (

@@ -66,6 +66,13 @@ class RunBooks:
         """Stages and evaluations that have ended, oldest first."""
         return tuple(self._progress.done)
 
+    def reached(self) -> str:
+        """In words, how far the run has come."""
+        current, done = self._progress.current, self.all_done()
+        if current is not None:
+            return f"after step {current.steps} of {current.stage}"
+        return f"after {done[-1]}" if done else "before the first step"
+
     def done(self, name: str) -> Figures | None:
         """The figures of a stage or evaluation that has ended."""
         return self._progress.done.get(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
-from actors.supervision import RETURN_S, insist
+from actors.supervision import RETURN_S, insist, patiently
 from actors.system.actor import ActorError, ActorLost, ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.attempts import Attempts
@@ -69,11 +69,18 @@ class StoredSteps:
         if not requests:
             return {}
         of = FindRollouts(stage=requests[0].stage, step=requests[0].step, versions=self._versions)
-        found = dict.fromkeys((await self._port.ask(self._archive, of, STORED_DEADLINE_S)).ids)
-        wanted = [request for request in requests if request.id in found]
-        answers = await asyncio.gather(
-            *[self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S) for each in wanted]
-        )
+        for attempt in range(TRIES):
+            found = dict.fromkeys((await patiently(self._port, self._archive, of, STORED_DEADLINE_S)).ids)
+            wanted = [request for request in requests if request.id in found]
+            try:
+                answers = await asyncio.gather(
+                    *[self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S) for each in wanted]
+                )
+                break
+            except ActorError as error:  # it was started again in between, and has found nothing
+                log.warning("the archive does not give what it has found: %s", error)
+                if attempt == TRIES - 1:
+                    raise
         known = {
             request.id: answer.trajectory
             for request, answer in zip(wanted, answers, strict=True)

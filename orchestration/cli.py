@@ -77,7 +77,7 @@ def train(
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
     from orchestration.preflight import check, show
     from orchestration.resume import find_run, recipe_of
-    from orchestration.train import run_training
+    from orchestration.training_run import run_training
 
     if recipe is None and (resume is None or overrides or deterministic):
         raise RecipeError("no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, and nothing else)")

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
     from orchestration.ray_drill import DrillReport
 
+PROOFS = {"kill": "gone", "freeze": "stopped"}
 UNTIL_S = 120.0
+VIRTUAL_UNTIL_S = 60.0
+"""About twice what the miniature takes without faults."""
 
 
 def drill(
@@ -68,17 +71,17 @@ def drill(
 def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
     from actors.system.actor_faults import ActorFaultPlan
 
-    names = [f"generator-{index}" for index in range(recipe.generators.count)]
-    names += [f"environment-{index}" for index in range(recipe.environments.count)]
-    names += [f"rollout-{index}" for index in range(recipe.rollouts.count)]
-    names += ["balancer", "archive", "learner"]
-    return ActorFaultPlan.draw(seed, actors=names, until=until, kinds=("kill", "freeze"))
+    names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
+    names.remove("director")  # its death is the run's end
+    return ActorFaultPlan.draw(
+        seed, actors=names, until=until, kinds=("kill", "kill", "freeze", "delay", "drop", "double")
+    )
 
 
 def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -> DrillReport:
     from orchestration.preflight import check
     from orchestration.ray_drill import RayDrill
-    from orchestration.train import run_training
+    from orchestration.training_run import run_training
 
     folder = Path(check(recipe, runs).folder)
     console.print(f"the plan:\n{escape(str(plan))}", soft_wrap=True)
@@ -103,7 +106,7 @@ def _drill_virtually(
     with ending_cleanly():
         training = Drill(load_recipe(recipe, overrides))
         if plan is not None:
-            reason = training.fault_of(plan, first)
+            reason = training.fault_of(_virtual(plan, first), first)
             print(reason or "passed")
             raise SystemExit(1 if reason else 0)
         failures = training.run(
@@ -119,13 +122,35 @@ def _drill_virtually(
     raise SystemExit(1 if failures else 0)
 
 
+def _virtual(plan: ActorFaultPlan, seed: int) -> ActorFaultPlan:
+    """A plan as the virtual stage knows it: its faults one by one. Raises `RecipeError` for those of real processes."""
+    from orchestration.drill import ENVIRONMENTS, GENERATORS, ROLLOUTS
+
+    for fault in plan.faults:
+        if fault.process != "actor":
+            raise RecipeError(
+                f"{fault}: the virtual stage has no {fault.process}s; leave it out, or drill without --virtual"
+            )
+    try:
+        return plan.spelled_out(seed, actors=_names(GENERATORS, ENVIRONMENTS, ROLLOUTS), until=VIRTUAL_UNTIL_S)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _names(generators: int, environments: int, rollouts: int) -> list[str]:
+    """The actors that faults may hit."""
+    counts = {"generator": generators, "environment": environments, "rollout": rollouts}
+    names = [f"{kind}-{index}" for kind, count in counts.items() for index in range(count)]
+    return [*names, "balancer", "archive", "learner", "director"]
+
+
 def show(report: DrillReport, out: Console) -> None:
     """The report as a table, and what is wrong below it."""
     table = Table(title="what was hit")
     for column in ("at", "what", "pid", "proof", "recovery", "done again meanwhile"):
         table.add_column(column)
     for each in report.strikes:
-        proof = f"{'stopped' if each['kind'] == 'freeze' else 'gone'} after {each['confirmed_s'] or 0:.2f} s"
+        proof = f"{PROOFS.get(each['kind'], 'hit')} after {each['confirmed_s'] or 0:.2f} s"
         recovery = each["outcome"] if each["recovery_s"] is None else f"{each['recovery_s']:.1f} s"
         again = ", ".join(f"{count} {what}" for what, count in each["retried"].items())
         whom = each["actor"] if each["process"] == "actor" else f"{each['process']} of {each['actor']}"

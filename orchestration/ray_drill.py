@@ -86,6 +86,7 @@ class RayDrill:
         self._tally = Tally()
         self._report = DrillReport(plan.model_dump(mode="json"), seed)
         self._strikes: list[Strike] = []
+        self._never: dict[str, None] = {}
         self._environments: set[int] = set()
         """Pids that were ever seen of the environments."""
 
@@ -94,7 +95,7 @@ class RayDrill:
         """For `Training`: faults happen within, and the books are looked at when the run has come to its end."""
         names = [part.name for part in cast.parts()]
         striker = Striker(stage, self._plan, names, self._seed, counters=self._tally.counts)
-        self._strikes = striker.strikes
+        self._strikes, self._never = striker.strikes, striker.never
         tasks = [asyncio.create_task(striker.run()), asyncio.create_task(self._watch(stage, cast))]
         try:
             yield
@@ -169,11 +170,8 @@ class RayDrill:
         sure = [each for each in self._strikes if each.confirmed]
         report.hit = dict(Counter(f"{each.kind} {each.process} of {each.actor}" for each in sure))
         report.retried = self._tally.counts()
-        report.faults += [
-            f"{each.fault}: {each.outcome}"
-            for each in self._strikes
-            if each.outcome in ("not recovered", "found no target")
-        ]
+        report.faults += [f"{each.fault}: not recovered" for each in self._strikes if each.outcome == "not recovered"]
+        report.faults += [f"{fault}: never happened" for fault in self._never]
         self._look_at_archive(report)
         left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in self._environments if pid)
         if left:

@@ -160,7 +160,7 @@ class SupervisionSettings(Options):
     """How often each actor is started again within any `window_seconds`. One that dies more often stays dead, and the
     run ends where no other can take its place."""
     window_seconds: Annotated[float, Field(gt=0)] = 600.0
-    frozen_after_seconds: Annotated[float, Field(ge=5)] = 60.0
+    frozen_after_seconds: Annotated[float, Field(ge=5)] = 120.0
     """An actor whose loop answers nothing for so long is killed, and started again."""
 
 

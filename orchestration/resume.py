@@ -94,14 +94,14 @@ def take_up(folder: Path) -> Beginning:
     records = read_metrics(folder / METRICS_FILE)
     wall_seconds = max((figure(record, "seconds") or 0.0 for record in records), default=0.0)
     cut_metrics(folder / METRICS_FILE, progress)
-    restorations = note_restoration(folder, name, wall_seconds)
+    restorations = note_restoration(folder, name, wall_seconds=wall_seconds)
     lineage = restorations[-1].lineage
     version = progress.version if checkpoint is not None else UNTRAINED
     return Beginning(
         checkpoint=None if checkpoint is None else checkpoint.path,
         progress=progress.model_copy(update={"version": version._replace(lineage=lineage)}),
         restored=restored,
-        times_resumed=len(restorations),
+        times_resumed=sum(not each.within_run for each in restorations),
         wall_seconds=wall_seconds,
         notes=(*[f"damaged: {fault}" for fault in faults], f"resuming {where(name, progress)}"),
     )

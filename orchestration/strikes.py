@@ -24,6 +24,7 @@ import psutil
 
 from actors.system.actor import ActorRef, seed_for
 from actors.system.actor_faults import ActorFault, ActorFaultPlan
+from actors.system.links import PeerDied, PeerUnreachable
 from actors.system.ray_stage import RayStage
 from env.host_state import SandboxProcess, sandbox_processes
 
@@ -34,14 +35,14 @@ SETTLE_S = 1.0
 """After a recovery: what was lost is being asked for again."""
 SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
-REAL_KINDS = ("kill", "freeze")
+REAL_KINDS = ("kill", "freeze", "delay", "drop", "double")
 
-type Outcome = Literal["recovered", "not needed again", "not recovered", "found no target"]
+type Outcome = Literal["recovered", "not needed again", "not recovered"]
 
 
 @dataclass(slots=True)
 class Strike:
-    """One fault that was done, or that found nobody."""
+    """One fault that was done."""
 
     fault: str
     kind: str
@@ -57,10 +58,10 @@ class Strike:
     incarnation: int = 0
     """Of the actor, when it was hit."""
     confirmed: bool = False
-    """Whether the process was seen before, and gone (or stopped) after."""
+    """Whether the process was seen before, and gone (or stopped) after; of messages, whether they were hit."""
     confirmed_s: float | None = None
     """After the signal."""
-    outcome: Outcome = "found no target"
+    outcome: Outcome = "not recovered"
     recovery_s: float | None = None
     """From the signal until it was made good."""
     retried: dict[str, int] = field(default_factory=dict)
@@ -89,6 +90,8 @@ class Striker:
             if fault.kind not in REAL_KINDS:
                 kinds = ", ".join(REAL_KINDS)
                 raise ValueError(f"{fault}: on Ray there are the kinds {kinds}; drill it with --virtual")
+            if fault.kind not in ("kill", "freeze") and fault.process != "actor":
+                raise ValueError(f"{fault}: only actors get messages; leave `process` out")
             fault.candidates(actors)
         self._stage, self._plan, self._actors, self._seed = stage, plan, actors, seed
         self._counters = counters
@@ -97,6 +100,8 @@ class Striker:
         self._looks: dict[int, tuple[float, list[SandboxProcess]]] = {}
         self._recoveries: list[asyncio.Task[None]] = []
         self.strikes: list[Strike] = []
+        self.never = dict.fromkeys(map(str, plan.faults))
+        """Faults that have not happened (yet)."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -121,6 +126,7 @@ class Striker:
             await asyncio.sleep(max(0.0, due - self._now()))
             strike = await self._strike(fault, draw)
             self.strikes.append(strike)
+            self.never.pop(str(fault), None)
             self._recoveries.append(asyncio.ensure_future(self._follow(fault, strike, self._counters())))
             if fault.every is None:
                 return
@@ -137,6 +143,8 @@ class Striker:
                     strike.process_started = process.create_time()
                     strike.hit_at = time.time()
                     strike.incarnation = self._stage.incarnation(ActorRef(name))
+                    if fault.kind not in ("kill", "freeze"):
+                        return strike  # its frames are hit as they come
                     os.kill(process.pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
                     if fault.kind == "freeze":
                         self._stopped[process.pid] = strike.process_started
@@ -158,9 +166,16 @@ class Striker:
 
     async def _follow(self, fault: ActorFault, strike: Strike, before: dict[str, int]) -> None:
         """See that it hit, let go what was stopped, wait for the recovery, and note what it took."""
+        if fault.kind == "delay" or fault.kind == "drop" or fault.kind == "double":
+            with contextlib.suppress(
+                PeerDied, PeerUnreachable
+            ):  # it has died of another fault: no frames are left to hit
+                await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
+                strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
+            strike.outcome, strike.recovery_s = "recovered", self._now() - strike.at_s
+            return
         await _until(lambda: self._hit(strike), LOOK_S / 10)
         strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
-        strike.outcome = "not recovered"
         if fault.kind == "freeze":
             await self._thaw(fault, strike)
         while not self._is_back(strike):

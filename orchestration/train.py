@@ -36,21 +36,16 @@ from orchestration.cast import Cast, cast_for, enter
 from orchestration.data.prepare import prepare_data
 from orchestration.examples import write_examples
 from orchestration.metrics import (
-    METRICS_FILE,
-    AllMetrics,
     Interval,
-    JsonlMetrics,
     MetricsSink,
-    TensorBoardMetrics,
     wilson_interval,
 )
 from orchestration.placing import carrying, placed
-from orchestration.progress import Progress, RunTable, format_figure
+from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
-from orchestration.resume import Beginning, take_up
+from orchestration.resume import Beginning
 from orchestration.run_folder import write_json, write_recipe, write_sandbox_versions
-from orchestration.sinks import further_sinks
 from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
@@ -323,33 +318,6 @@ class Training:
     def _seconds(self) -> float:
         """That the run has taken, those before it was resumed included."""
         return self._beginning.wall_seconds + time.monotonic() - self._started
-
-
-async def run_training(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    resumed: bool = False,
-    kill_at: str | None = None,
-    beside: Beside | None = None,
-) -> dict[str, Any]:
-    """Train in `folder`, which the caller holds, with all of the recipe's sinks; shows progress, returns the summary.
-
-    Raises what ended the run early.
-    """
-    beginning = take_up(folder) if resumed else Beginning()
-    steps = {name: stage.steps for name, stage in recipe.stages.items()}
-    sink = AllMetrics(
-        JsonlMetrics(folder / METRICS_FILE),
-        TensorBoardMetrics(folder / "tensorboard", steps),
-        *further_sinks(recipe, folder),
-    )
-    with Progress() as progress:
-        progress.note(f"run folder: {folder}")
-        summary = await Training(recipe, folder, progress, sink, beginning, kill_at, beside).run()
-        RunTable(summary["stages"]).show(progress)
-        progress.note(f"done in {summary['wall_seconds']:.0f} s; report: {folder / 'report.html'}")
-    return summary
 
 
 def _pass_on(relay: asyncio.Task[None], standing: Standing) -> None:

@@ -90,14 +90,16 @@ NOTHING_DONE = RunProgress(version=UNTRAINED)
 
 
 class Restoration(Record):
-    """One resumption of a run."""
+    """One resumption of a run, or its return to a checkpoint."""
 
     lineage: int
     """Of the weights versions that followed."""
     checkpoint: str
     """Name of the checkpoint that was restored; empty where there was none, and the run began anew."""
     wall_seconds: float = 0.0
-    """That the run had taken by then."""
+    """That the run had taken by then; not known of those within a run."""
+    within_run: bool = False
+    """Whether the run had only lost its learner, and was not resumed."""
 
 
 def next_lineage(restorations: Collection[Restoration]) -> int:

@@ -19,10 +19,16 @@ def read_restorations(run: Path) -> list[Restoration]:
     return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
 
 
-def note_restoration(run: Path, checkpoint: str, wall_seconds: float) -> list[Restoration]:
+def note_restoration(
+    run: Path, checkpoint: str, *, wall_seconds: float = 0.0, within_run: bool = False
+) -> list[Restoration]:
     """Begin the next lineage with a checkpoint (empty: with the run's beginning); returns all, it last."""
     known = read_restorations(run)
-    known.append(Restoration(lineage=next_lineage(known), checkpoint=checkpoint, wall_seconds=wall_seconds))
+    known.append(
+        Restoration(
+            lineage=next_lineage(known), checkpoint=checkpoint, wall_seconds=wall_seconds, within_run=within_run
+        )
+    )
     aside = run / f"{FILE}.partial"
     aside.write_text(json.dumps([each.model_dump() for each in known], indent=2) + "\n")
     aside.replace(run / FILE)

@@ -1,6 +1,6 @@
 """The object that a process is reached by when it hosts an actor: the stage's calls, and the peers' frames.
 
-Invariant: its methods don't raise. What goes wrong with the actor is told as text.
+Invariant: its methods don't raise, but for frames that a drill drops. What goes wrong with the actor is told as text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from actors.system.blobs import FabricBlobs
 from actors.system.carried_folder import CarriedFolder, FolderNotCarried, unpacked
 from actors.system.fabric import Fabric, Peers
+from actors.system.frame_faults import FrameFaultKind, FrameFaults
 from actors.system.host import ActorHost, HostSpec
 from actors.system.process import become_host
 
@@ -37,6 +38,7 @@ class HostProcess:
         self._blobs = FabricBlobs(fabric, spec.name, spec.incarnation, self._peers)
         self._made: ActorHost | None = None
         self._last_words: asyncio.Future[str] | None = None
+        self._frame_faults = FrameFaults()
 
     @property
     def _host(self) -> ActorHost:
@@ -78,7 +80,11 @@ class HostProcess:
         """Answered by whoever's loop turns."""
 
     async def frame(self, frame: bytes) -> bytes:
-        return await self._host.mailbox.inbox.frame(frame)
+        return await self._frame_faults.pass_on(frame, self._host.mailbox.inbox.frame)
+
+    async def disturb(self, kind: FrameFaultKind, frames: int, seconds: float) -> None:
+        """For drills: see `FrameFaults.hit`."""
+        await self._frame_faults.hit(kind, frames, seconds)
 
     async def poll(self, sender: str, incarnation: int, seen: int) -> bytes:
         return await self._host.mailbox.inbox.poll(sender, incarnation, seen)

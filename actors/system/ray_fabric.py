@@ -43,6 +43,8 @@ async def _outcome(remote: Callable[..., Awaitable[Any]], *arguments: Any) -> An
         return await remote(*arguments)
     except ray_errors.ActorDiedError as error:
         raise PeerDied(_cause_of_death(error)) from error
+    except PeerUnreachable as error:  # raised over there, for a frame that a drill drops
+        raise PeerUnreachable(str(error).strip().splitlines()[-1]) from error
     except ray_errors.RayTaskError as error:  # the host itself is broken: sending again would break it again
         raise PeerDied(str(error)) from error
     except ray_errors.RayError as error:

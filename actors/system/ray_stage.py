@@ -23,6 +23,7 @@ from actors.system.blobs import FabricBlobs
 from actors.system.carried_folder import CarriedFolder, packed, read_pieces
 from actors.system.cast import Cast
 from actors.system.fabric import Fabric, Peers
+from actors.system.frame_faults import FrameFaultKind
 from actors.system.host import ActorPort, HostSpec, importable
 from actors.system.host_process import HostProcess
 from actors.system.links import Limits
@@ -79,7 +80,7 @@ class RayStage:
         allow_open: bool = False,
         start_timeout_s: float = 600.0,
         grace_s: float = 10.0,
-        frozen_after_s: float = 60.0,
+        frozen_after_s: float = 120.0,
         limits: Limits | None = None,
     ) -> None:
         self.name = name
@@ -136,6 +137,15 @@ class RayStage:
     def node(self, ref: ActorRef) -> str:
         """Id of the node that an actor runs on. Raises `LookupError` for an unknown actor."""
         return node_of(self._cast.member(ref).reference)
+
+    async def disturb(self, ref: ActorRef, kind: FrameFaultKind, frames: int, seconds: float) -> None:
+        """For drills: have the next `frames` frames to an actor come late, get lost, or come twice.
+
+        Returns when they have.
+
+        Raises `LookupError` for an unknown actor, `PeerDied` if it dies before.
+        """
+        await self._fabric.call(self._cast.member(ref).reference, "disturb", kind, frames, seconds)
 
     def incarnation(self, ref: ActorRef) -> int:
         """How often an actor was started again. Raises `LookupError` for an unknown actor."""

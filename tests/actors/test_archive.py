@@ -1,11 +1,13 @@
 """The archive actor stores each trajectory once, is the only writer of its folder, and rotates."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from actors.archive import ArchiveActor
 from actors.messages import (
+    CutTrainedSteps,
     DescribeArchive,
     FindRollouts,
     ReadRollout,
@@ -15,6 +17,7 @@ from actors.messages import (
 )
 from actors.storage.frames import ArchiveInUse
 from actors.storage.reader import read_archive, segments
+from actors.storage.trained_steps import FILE, read_trained_steps
 from actors.system.actor import ActorRef
 from policies.trajectory import WeightsVersion
 from tests.policies.test_trajectory import MODEL, PROMPT, TOOL, trajectory
@@ -98,3 +101,36 @@ async def test_an_archive_actor_that_was_restarted_drops_what_its_predecessor_st
             await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
             await store(stage, *stored)
     assert [each.id for each in read_archive(tmp_path)] == ["a", "b", "c"]
+
+
+async def test_a_file_system_that_takes_no_more_is_told_of_and_what_was_stored_stays(tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        archive = await stage.host("archive", ArchiveActor(folder=str(tmp_path)))
+        await store(stage, "a")
+        ((_, segment),) = segments(tmp_path)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (segment.stat().st_size + 10, before[1]))
+        try:
+            answer = await stage.port.ask(archive, StoreTrajectory(trajectory=trajectory(PROMPT, MODEL, id="b")))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert str(tmp_path) in answer.refusal and "too large" in answer.refusal
+        await store(stage, "b")
+        assert [each.id for each in read_archive(tmp_path)] == ["a", "b"]
+
+
+async def test_an_archive_that_was_started_again_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
+    async with InProcessStage() as stage:
+        dead = ArchiveActor(folder=str(tmp_path))
+        await stage.host("archive", dead)
+        await store(stage, "a", "b")
+        record = RecordTrainedStep(stage="rl", step=0, version=WeightsVersion(0, 1), groups=(), digest="")
+        await stage.port.ask(ActorRef("archive"), record)
+        dead.vanish()
+        (tmp_path / FILE).open("a").write('{"torn')
+        archive = await stage.host("archive", ArchiveActor(folder=str(tmp_path)), incarnation=1)
+        await store(stage, "b", "c")  # "b" had not been acknowledged
+        assert sorted(each.id for each in read_archive(tmp_path)) == ["a", "b", "c"]
+        await stage.port.ask(archive, record.model_copy(update={"step": 1, "version": WeightsVersion(0, 2)}))
+        await stage.port.ask(archive, CutTrainedSteps(count=1))
+        assert [line["step"] for line in read_trained_steps(tmp_path / FILE)] == [0]

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from actors.messages import NextReports, RunEvaluation, RunReinforcement, RunRollout
 from actors.storage.trained_steps import FILE, read_trained_steps
+from actors.system.actor import HandlerFailed
+from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from actors.system.trace import EnoughTraced, Event, Trace
 from actors.system.virtual_loop import run_virtual
 from actors.system.virtual_stage import VirtualStage
@@ -28,7 +30,7 @@ from orchestration.run_folder import RunInUse, held, write_json, write_recipe
 from orchestration.simulated_cast import simulated_cast
 from orchestration.simulation import DIRECTOR
 from policies.dialogue import DialogueLimits
-from policies.run_progress import StepFigures
+from policies.run_progress import Rewound, StepFigures
 from policies.stages import ReinforcementOptions
 from tests.orchestration.small_recipe import small_recipe
 
@@ -53,8 +55,10 @@ def recipe(**changes: Any) -> Recipe:
 class Run:
     """A run that is killed and resumed."""
 
-    def __init__(self, made: Recipe, folder: Path) -> None:
-        self.recipe, self.folder = made, folder
+    def __init__(self, made: Recipe, folder: Path, plan: ActorFaultPlan | None = None) -> None:
+        self.recipe, self.folder, self.plan = made, folder, plan
+        self.seconds = 0.0
+        self.deaths: list[str] = []
         self.played: list[RunRollout] = []
         """Since it was last resumed."""
         self.events = 0
@@ -77,7 +81,7 @@ class Run:
             self.played.append(event.message)
 
     async def _play(self, beginning: Beginning, trace: Trace) -> None:
-        async with VirtualStage(seed=self.recipe.seed, trace=trace) as stage:
+        async with VirtualStage(seed=self.recipe.seed, trace=trace, plan=self.plan) as stage:
             cast = simulated_cast(self.recipe, balancer=self.recipe.balancer, folder=self.folder, beginning=beginning)
             await enter(stage, cast)
             evaluation = self.recipe.evaluation
@@ -89,6 +93,9 @@ class Run:
                 await stage.port.ask(DIRECTOR, RunEvaluation(name=name, options=evaluation, limits=limits))
             reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
             self.reported = [(each.kind, each.stage, each.step) for each in reports if isinstance(each, StepFigures)]
+            self.rewound = [each for each in reports if isinstance(each, Rewound)]
+            self.seconds = stage.loop.time()
+            self.deaths = [death.name for death in stage.deaths]
 
     def trained(self) -> list[dict[str, Any]]:
         """The ledger, without the lineages that a death changes."""
@@ -119,6 +126,33 @@ def test_a_run_that_dies_anywhere_again_and_again_trains_the_same_groups(
         deaths += 1
     assert run.trained() == undisturbed.trained()
     assert deaths > 0
+
+
+@pytest.mark.parametrize("actor", ["learner", "balancer", "archive", "rollout-0", "generator-1"])
+def test_a_run_goes_on_by_itself_when_an_actor_dies_and_trains_the_same_groups(
+    undisturbed: Run, tmp_path: Path, actor: str
+) -> None:
+    times = [undisturbed.seconds * share for share in (0.15, 0.4, 0.75)]
+    plan = ActorFaultPlan(faults=tuple(ActorFault(kind="kill", at=at, actor=actor) for at in times))
+    run = Run(recipe(), tmp_path / "run", plan)
+    assert run.go()
+    assert run.deaths == [actor] * 3
+    assert run.trained() == undisturbed.trained()
+    assert len(run.rewound) == (3 if actor == "learner" else 0)
+    assert set(run.reported) == set(undisturbed.reported)
+    lineages = {line["version"][0] for line in read_trained_steps(run.folder / "archive" / FILE)}
+    assert lineages <= set(range(len(run.rewound) + 1))
+
+
+def test_a_learner_that_dies_at_the_same_place_again_and_again_ends_the_run(undisturbed: Run, tmp_path: Path) -> None:
+    start = undisturbed.seconds * 0.4
+    often = tuple(ActorFault(kind="kill", at=start + 15.0 * number, actor="learner") for number in range(9))
+    run = Run(recipe(), tmp_path / "run", ActorFaultPlan(faults=often))
+    with pytest.raises(HandlerFailed, match="RunStuck: the learner d"):
+        run.go()
+    run.plan = None
+    assert run.go(), "it can be resumed"
+    assert run.trained() == undisturbed.trained()
 
 
 def test_rollouts_that_the_restored_weights_sampled_are_not_played_again(undisturbed: Run, tmp_path: Path) -> None:

@@ -322,3 +322,14 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def test_an_actor_that_answers_nothing_is_killed_and_started_again(
+    ray_stage_factory: Callable[..., RayStage],
+) -> None:
+    async with ray_stage_factory(seed=8, name="frozen", grace_s=5, frozen_after_s=6.0) as other:
+        (dora,) = await other.spawn(Part(name="dora", actor=Player, restarts=3))
+        os.kill(other.pid(dora), signal.SIGSTOP)
+        again = await eventually(lambda: other.port.ask(dora, Say(text="again"), deadline_s=PATIENCE_S))
+        assert again.text == "again" and again.incarnation > 0
+        assert other.deaths[0].reason == "it answered nothing for 6 s, and was killed"
