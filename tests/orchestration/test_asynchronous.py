@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from actors.simulated_learner import LearnerCost
 from actors.storage.trained_steps import FILE, read_trained_steps
 from orchestration.drill import Drill
 from orchestration.recipe import Recipe
@@ -22,7 +21,6 @@ SLOW_LEARNER = {"parameters": 1e9, "flops": 4e12, "step_seconds": 5.0, "publish_
 """A step takes about as long as the rollouts of one: the more there is to gain."""
 
 
-QUICK_LEARNER = LearnerCost(parameters=1e6, step_seconds=0.1, publish_seconds=0.05)
 STEPS = 5
 
 
@@ -64,18 +62,6 @@ def test_generators_work_while_the_learner_does_and_no_token_is_too_old(
     assert left_over == run.steps[-1]["groups_under_way"]
     if too_old == "wait":
         assert total(run, "groups_too_old") == left_over == 0
-
-
-def test_groups_that_take_too_long_are_dropped_and_counted() -> None:
-    """Steps of one group, and a learner that takes no time: a long group is overtaken twice before it is there."""
-    made = recipe(max_staleness=1, prompts=1)
-    quick = made.simulation.model_copy(update={"learner": QUICK_LEARNER})
-    made = made.model_copy(update={"simulation": quick})
-    run = rehearse(Setting(recipe=made, stage="rl", steps=12, balancer=made.balancer))
-    too_old = total(run, "groups_too_old")
-    assert too_old > 0
-    assert run.figures["rollouts"] == 8 * (12 + too_old + run.steps[-1]["groups_under_way"])
-    assert max(step["staleness_max"] for step in run.steps) == 1
 
 
 def test_fault_plans_break_nothing() -> None:
