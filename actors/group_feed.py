@@ -1,7 +1,7 @@
 """Plays the groups of a stage as `policies.group_flow` says, and hands them over to its steps.
 
 Invariants:
-- a group that was begun comes to its end, whatever becomes of it, unless the stage fails;
+- a group that was begun comes to its end, whatever becomes of it;
 - a failure in a group that is under way is raised to whoever waits for groups: nothing waits in vain.
 """
 
@@ -65,16 +65,15 @@ class GroupFeed:
         """
         self._flow.want(count)
         while True:
-            self._begin(step)
             taken = self._flow.take()
             for number in self._flow.dropped:
                 self._ready.pop(number, None)
+            self._begin(step)  # also in place of those that were too old
             if taken is not None:
                 break
             self._look_for_trouble()
             await self._news.wait()
             self._news.clear()
-        self._begin(step)  # in place of those that were too old
         dropped, self._dropped_rollouts = self._dropped_rollouts, []
         return Sampled([self._ready.pop(number) for number in taken], dropped)
 
@@ -82,11 +81,6 @@ class GroupFeed:
         """Let what is under way come to its end; returns how many groups nothing was learned from."""
         await asyncio.gather(*self._tasks)
         return len(self._flow.held)
-
-    def cancel(self) -> None:
-        """Wait for nothing that is under way: the stage has failed. (Rollout actors play on; nobody hears of it.)"""
-        for task in self._tasks:
-            task.cancel()
 
     def _begin(self, step: int) -> None:
         numbers = self._flow.to_begin()

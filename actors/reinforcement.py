@@ -117,24 +117,19 @@ class Reinforcement:
         """All steps of the stage that are left; returns the figures of its last one."""
         figures: Figures = {}
         await self._load.begin()
-        try:
-            while self._position.steps < self._options.steps and not self._moves_on():
-                figures = await self._step(self._position.steps)
-                self._position = StagePosition(
-                    stage=self._name,
-                    steps=self._position.steps + 1,
-                    cursor=self._flow.cursor,
-                    under_way=self._flow.held,
-                    history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
-                )
-                done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
-                await self._stepped(self._position, self._version, done)
-            if left := await self._feed.rest():
-                log.info(
-                    "stage %s: nothing was learned from %d groups that were under way at its end", self._name, left
-                )
-        finally:
-            self._feed.cancel()
+        while self._position.steps < self._options.steps and not self._moves_on():
+            figures = await self._step(self._position.steps)
+            self._position = StagePosition(
+                stage=self._name,
+                steps=self._position.steps + 1,
+                cursor=self._flow.cursor,
+                under_way=self._flow.held,
+                history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
+            )
+            done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
+            await self._stepped(self._position, self._version, done)
+        if left := await self._feed.rest():
+            log.info("stage %s: nothing was learned from %d groups that were under way at its end", self._name, left)
         return figures
 
     def _moves_on(self) -> bool:

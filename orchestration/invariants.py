@@ -151,7 +151,7 @@ class Invariants:
         if trajectory.id not in self._submitted:
             self._broken(f"{event.source} finished {trajectory.id}, which nobody asked for")
         self._finished[trajectory.id] = None
-        self._oldest[trajectory.id] = min(trajectory.versions)
+        self._oldest[trajectory.id] = min(trajectory.versions, default=self._version)
         self._on_progress(event)
 
     def _on_learn(self, event: Event) -> None:

@@ -12,14 +12,14 @@ import logging
 import os
 import resource
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
 from actors.engines.vllm_options import VllmOptions
+from actors.engines.vllm_rounds import Round, Running, Stepped
 from actors.system.clock import Clock, seconds_since
 from actors.system.kill_point import reached
-from policies.trajectory import VersionRun, WeightsVersion
+from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
 
@@ -30,44 +30,6 @@ class Offload(Protocol):
     """An actor port's `offload`."""
 
     def __call__[T](self, cost: Callable[[], float], work: Callable[[], T]) -> Awaitable[T]: ...
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request in the engine."""
-
-    future: asyncio.Future[SampleResult]
-    on_tokens: Callable[[list[int], list[float]], None] | None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    version: WeightsVersion | None = None
-    """The weights that sampled the last token."""
-    earlier: tuple[VersionRun, ...] = ()
-
-    def sampled(self, ids: list[int], logprobs: list[float], version: WeightsVersion) -> None:
-        """Take in the tokens of a step."""
-        if self.version is not None and version != self.version:
-            known = len(self.ids) - sum(run.tokens for run in self.earlier)
-            self.earlier += (VersionRun(self.version, known),)
-        self.ids += ids
-        self.logprobs += logprobs
-        self.version = version
-
-
-@dataclass(slots=True)
-class _Round:
-    """What the pump hands to the thread."""
-
-    add: list[SampleRequest]
-    abort: list[str]
-
-
-class _Stepped(NamedTuple):
-    """What comes back."""
-
-    outputs: list[Any]
-    version: WeightsVersion
-    """The weights that the step was done with: by the time this is read, new ones may have come."""
 
 
 class VllmEngine:
@@ -95,8 +57,8 @@ class VllmEngine:
         self._clock, self._offload, self._spawn = clock, offload, spawn
         self._llm: Any = None
         self._version = WeightsVersion(0, 0)
-        self._requests: dict[str, _Running] = {}
-        self._next = _Round([], [])
+        self._requests: dict[str, Running] = {}
+        self._next = Round([], [])
         self._wake = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
@@ -130,7 +92,7 @@ class VllmEngine:
                 "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
             )
         assert request.id not in self._requests, f"request {request.id} is already in the engine"
-        running = _Running(asyncio.get_running_loop().create_future(), request.on_tokens)
+        running = Running(asyncio.get_running_loop().create_future(), request.on_tokens)
         self._requests[request.id] = running
         self._next.add.append(request)
         self._wake.set()
@@ -191,7 +153,7 @@ class VllmEngine:
                     await self._wake.wait()
                     continue
                 await self._pace()
-                round_, self._next = self._next, _Round([], [])
+                round_, self._next = self._next, Round([], [])
                 start = self._last_step_ns = self._clock.now_ns()
                 stepped = await self._offload(lambda: 0.0, lambda work=round_: self._step(work))
                 self._busy_seconds += seconds_since(self._clock, start)
@@ -220,7 +182,7 @@ class VllmEngine:
             if rest > 0:
                 await self._clock.sleep(rest)
 
-    def _deliver(self, stepped: _Stepped) -> None:
+    def _deliver(self, stepped: Stepped) -> None:
         for output in stepped.outputs:
             running = self._requests.get(output.request_id)
             if running is None:
@@ -241,7 +203,7 @@ class VllmEngine:
                 finish = "stop" if completion.finish_reason == "stop" else "length"
                 running.future.set_result(self._result(running, finish))
 
-    def _result(self, running: _Running, finish: Literal["stop", "length", "aborted"]) -> SampleResult:
+    def _result(self, running: Running, finish: Literal["stop", "length", "aborted"]) -> SampleResult:
         return SampleResult(
             ids=running.ids,
             logprobs=running.logprobs,
@@ -316,7 +278,7 @@ class VllmEngine:
         blocks = -(-self._options.kv_tokens // self._options.block_tokens) + 1
         return blocks * self._options.block_tokens * per_token * item
 
-    def _step(self, work: _Round) -> _Stepped:
+    def _step(self, work: Round) -> Stepped:
         from vllm import SamplingParams, TokensPrompt
 
         try:
@@ -342,7 +304,7 @@ class VllmEngine:
             reached("prefill" if work.add else "decode")
             outputs = self._llm.step() if self._llm.has_unfinished_requests() else []
             self._kv_share_seen = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.usage
-            return _Stepped(outputs, self._version)
+            return Stepped(outputs, self._version)
         except Exception as error:
             # The boundary to vLLM: whatever it raises, its state is unknown afterwards.
             log.exception("vLLM failed in a step")

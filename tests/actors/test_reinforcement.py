@@ -46,13 +46,15 @@ class ScriptedLearner(Actor):
     def __init__(self) -> None:
         self.batches: list[Sequence[TrainingSequence]] = []
         self.steps = 1
-        self.may_learn = asyncio.Event()
+        self.may_learn, self.has_done_three = asyncio.Event(), asyncio.Event()
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
         await self.may_learn.wait()
         self.batches.append(await self.port.blobs.get(BlobRef(message.blob)))
         self.steps += 1
+        if self.steps == 4:
+            self.has_done_three.set()
         return Learned(version=WeightsVersion(0, self.steps), metrics={"skipped": 0.0, "loss": 0.5})
 
 
@@ -60,20 +62,29 @@ class ScriptedRollouts(Actor):
     """Groups are right, wrong or mixed, as `kinds` says, in the order of their numbers."""
 
     def __init__(
-        self, kinds: Sequence[str], learner: ScriptedLearner, sampled_by: int | None, learns_after: int
+        self,
+        kinds: Sequence[str],
+        learner: ScriptedLearner,
+        *,
+        sampled_by: int | None,
+        learns_after: int,
+        straggler: str,
     ) -> None:
         self.kinds, self.learner, self.asked, self.finished = kinds, learner, [], list[Trajectory]()
-        self.sampled_by, self.learns_after = sampled_by, learns_after
+        self.sampled_by, self.learns_after, self.straggler = sampled_by, learns_after, straggler
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
         self.asked.append(request)
         if len(self.asked) >= self.learns_after:
             self.learner.may_learn.set()
+        version = WeightsVersion(0, self.sampled_by or self.learner.steps)
+        if request.id == self.straggler:
+            await self.learner.has_done_three.wait()
         kind = self.kinds[int(request.group.rpartition("/")[2])]
         right = kind == "right" or (kind == "mixed" and request.sample % 2 == 0)
         verdict = Verdict(correct=right, extracted="1", reason="right" if right else "wrong")
-        said = MODEL.model_copy(update={"version": WeightsVersion(0, self.sampled_by or self.learner.steps)})
+        said = MODEL.model_copy(update={"version": version})
         finished = trajectory(
             PROMPT, said, id=request.id, group=request.group, sample=request.sample, stage=request.stage,
             problem=request.problem, verdict=verdict, reward=float(right),
@@ -116,6 +127,7 @@ async def run(
     position: StagePosition | None = None,
     sampled_by: int | None = None,
     learns_after: int = 0,
+    straggler: str = "",
     **options,
 ) -> tuple[list[dict[str, Any]], ScriptedRollouts, ScriptedLearner]:
     """The figures of each step of a stage, and whom it asked.
@@ -123,12 +135,13 @@ async def run(
     Args:
         sampled_by: the version of all tokens; None: that of the day.
         learns_after: rollouts that the learner's first step waits for.
+        straggler: the rollout that ends when three steps are done.
     """
     stage_options = ReinforcementOptions.model_validate(
         {"kind": "reinforce", "steps": 1, "prompts": 4, "group": 2} | options
     )
     learner, reports = ScriptedLearner(), list[StepFigures]()
-    rollouts = ScriptedRollouts(kinds, learner, sampled_by, learns_after)
+    rollouts = ScriptedRollouts(kinds, learner, sampled_by=sampled_by, learns_after=learns_after, straggler=straggler)
     async with InProcessStage() as stage:
         refs = {
             name: await stage.host(name, actor)
@@ -235,6 +248,14 @@ async def test_a_stage_that_goes_on_begins_the_groups_again_that_were_under_way(
     assert list(groups)[:3] == ["rl/0/3", "rl/1/1", "rl/1/2"]
     # Two steps of four are left: beside those three the next five, and no other.
     assert sorted(groups) == sorted([*list(groups)[:3], "rl/2/0", "rl/2/1", "rl/2/2", "rl/2/3", "rl/3/0"])
+
+
+async def test_a_group_that_was_overtaken_until_it_is_too_old_is_dropped_and_counted() -> None:
+    figures, rollouts, learner = await run(["mixed"] * 4, steps=5, max_staleness=1, straggler="rl/0/1/2")
+    assert [each["groups"] for each in figures] == [4] * 5 and figures[0]["groups_too_old"] == 0
+    assert sum(each["groups_too_old"] for each in figures) == 1
+    assert max(each["staleness_max"] for each in figures) == 1 and len(learner.batches) == 5
+    assert len({request.group for request in rollouts.asked}) == 5 * 4 + 1, "another one has taken its place"
 
 
 async def test_weights_that_never_arrive_end_the_stage_and_it_says_so() -> None:
