@@ -166,6 +166,8 @@ class DirectorActor(Actor):
                     objective=options.objective,
                     total_steps=options.steps,
                     temperature=options.temperature,
+                    reset_optimiser=options.reset_optimiser,
+                    refresh_reference=options.refresh_reference,
                     resumed=position is not None,
                 )
             )
