@@ -214,6 +214,8 @@ class DirectorActor(Actor):
                 objective=options.objective,
                 total_steps=options.steps,
                 temperature=options.temperature,
+                reset_optimiser=options.reset_optimiser,
+                refresh_reference=options.refresh_reference,
                 resumed=position is not None,
             )
         )

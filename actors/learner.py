@@ -23,7 +23,14 @@ from actors.learning.checkpoint import write_checkpoint
 from actors.learning.model import Dtype, load_model
 from actors.learning.sharding import DeviceType, LearnerGroup, Rendezvous, Store, join, whole_weights
 from actors.learning.trainer import NonFiniteStep, Trainer, trainer_on_threads
-from actors.learning.trainer_state import restore_stage, restore_weights, take_part_in_writing, write_trainer
+from actors.learning.trainer_state import (
+    restore_moments,
+    restore_reference,
+    restore_stage,
+    restore_weights,
+    take_part_in_writing,
+    write_trainer,
+)
 from actors.messages import (
     BeginStage,
     GatherState,
@@ -157,10 +164,23 @@ class LearnerActor(Watched):
         await self._together([message] * len(self._others), lambda: 0.0, lambda: self._begin_stage(message))
 
     def _begin_stage(self, message: BeginStage) -> None:
-        self._trainer.begin_stage(message.optimiser, message.objective, message.total_steps, message.temperature)
+        is_first = self._trainer.optimiser is None
+        self._trainer.begin_stage(
+            message.optimiser,
+            message.objective,
+            message.total_steps,
+            message.temperature,
+            reset_optimiser=message.reset_optimiser,
+            refresh_reference=message.refresh_reference,
+        )
         if message.resumed:
             assert self._checkpoint is not None, "only a learner that began with a checkpoint can go on"
             restore_stage(self._trainer, self._checkpoint)
+        elif is_first and self._checkpoint is not None:  # the stage before ended in another process
+            if not message.reset_optimiser:
+                restore_moments(self._trainer, self._checkpoint)
+            if not message.refresh_reference:
+                restore_reference(self._trainer, self._checkpoint)
 
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:

@@ -5,6 +5,7 @@ Invariants:
   code can't import the trainer;
 - the libraries are pinned, installed apart (`.sandbox/` in the project's root), and compiled to bytecode, because
   a jail can't write bytecode and importing sympy without it takes four times as long;
+- beside them lies our backend for matplotlib (`env.figure_files`);
 - a stamp names what `.sandbox/` holds, and is written last: a half-built folder is never taken for a built one.
 
 `python -m env.image` builds it and returns at once when there is nothing to do.
@@ -27,6 +28,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = Path(__file__).with_name("image-requirements.txt")
+FIGURES = Path(__file__).with_name("figure_files.py")
+"""A file of ours that lies beside the libraries: what matplotlib draws with."""
 _STAMP = "built-from"
 _REQUIREMENTS = "requirements.txt"
 """Copy of what an image was built from, in its folder."""
@@ -123,9 +126,9 @@ def pinned_packages(requirements: Path = REQUIREMENTS) -> dict[str, str]:
 
 
 def fingerprint(requirements: Path = REQUIREMENTS) -> str:
-    """Names the content of an image: its pinned packages and the interpreter they were compiled for."""
+    """Names the content of an image: its pinned packages, our file, and the interpreter they were compiled for."""
     text = f"{sorted(pinned_packages(requirements).items())} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode() + FIGURES.read_bytes()).hexdigest()
 
 
 def installed_packages(libraries: Path) -> dict[str, str]:
@@ -160,6 +163,7 @@ def build(image: Image) -> bool:
     except ImageIncomplete:
         shutil.rmtree(building)
         raise
+    shutil.copyfile(FIGURES, building / FIGURES.name)
     compileall.compile_dir(building, quiet=2, workers=0)
     _compile_standard_library(image)
     (building / _REQUIREMENTS).write_text(image.requirements.read_text())

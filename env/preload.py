@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-LIBRARIES = ("numpy", "mpmath", "sympy", "scipy", "networkx", "pandas")
+LIBRARIES = ("numpy", "mpmath", "sympy", "scipy", "networkx", "pandas", "matplotlib")
 """In the order in which zygotes add them: what is used most, and what others import, comes first."""
 
 BASE = (
@@ -32,6 +32,14 @@ str(sympy.simplify((x**2 - 1) / (x - 1))), sympy.latex(sympy.sqrt(2) / 2)
 sympy.factor(x**2 + 3*x + 2), sympy.expand((x + y)**3), sympy.diff(sympy.sin(x) * x, x)
 sympy.integrate(x**2, x), sympy.Rational(1, 3) + sympy.pi, sympy.factorint(360), sympy.N(sympy.sqrt(3))
 sympy.summation(n, (n, 1, 10)), sympy.limit(sympy.sin(x) / x, x, 0), sympy.Matrix([[1, 2], [3, 4]]).det()
+""",
+    "matplotlib": """
+import io, matplotlib.pyplot
+figure, axes = matplotlib.pyplot.subplots()
+axes.plot([1, 2], [3, 4], label="$x^2$")
+axes.legend()
+figure.savefig(io.BytesIO())
+matplotlib.pyplot.close(figure)
 """,
     "scipy": "import scipy.optimize, scipy.special, scipy.linalg, scipy.integrate, scipy.stats",
 }

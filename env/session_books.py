@@ -93,6 +93,12 @@ class SessionBooks:
             self._sessions[name].cells.append(cell)
             self._idle[name] = None
 
+    def looked(self, name: str, *, alive: bool) -> None:
+        """What has ended was no cell: nothing of it is run again. Its process goes on waiting if it is `alive`."""
+        self._busy.remove(name)
+        if alive:
+            self._idle[name] = None
+
     def failed(self, name: str) -> None:
         """The sandbox has failed a cell: the process is gone, and it is as if the cell had not been."""
         self._busy.remove(name)

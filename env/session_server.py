@@ -89,6 +89,18 @@ def run_cell(code, name, namespace):
     except BaseException as error:  # whatever the user's code raised, it ends the cell, not the session
         exit_code = 1
         show(error)
+    return show_figures(exit_code)
+
+
+def show_figures(exit_code):
+    """Show the figures that the cell left open, as a notebook does; one that can't be drawn is the cell's error."""
+    figures = sys.modules.get("figure_files")  # there if matplotlib has drawn
+    try:
+        if figures is not None:
+            figures.show_open()
+    except BaseException as error:  # drawing runs the user's objects
+        exit_code = exit_code or 1
+        show(error)
     runner.flush()
     return exit_code
 

@@ -133,6 +133,35 @@ class Sessions:
         await self._relieve()
         return result
 
+    async def look(self, call: ToolCall, limits: Limits) -> ToolResult | None:
+        """Run code of the host's own in a session's process as it is, such as reads its files.
+
+        It is no cell: it has no number, and is not run again where the process is lost; so it must leave no trace.
+        None if the session has no process now; none is made for this. Raises `OSError` as `run` does.
+        """
+        state = self._states.get(call.session)
+        if state is None:
+            return None
+        async with state.turn:
+            if state.over or state.process is None or not state.process.alive:
+                return None
+            self._books.begin(call.session)
+            if state.idle is not None:
+                state.idle.cancel()
+            try:
+                number = len(self._books.cells(call.session))
+                result = await self._run_cell(state.process, call, limits, number, Running())
+            except BaseException:  # cancelled too: who knows how far it got
+                self._books.failed(call.session)
+                await _end(state.take_process())
+                raise
+            self._books.looked(call.session, alive=state.process.alive)
+            if state.process.alive:
+                self._let_wait(call.session, state)
+            else:
+                await _end(state.take_process())
+            return result
+
     async def _run(self, call: ToolCall, limits: Limits, running: Running, state: _State, begin: Begin) -> ToolResult:
         if begin.evict:
             self.evicted += 1
@@ -191,8 +220,12 @@ class Sessions:
         state.last_call = call.id
         self._books.finished(call.session, Cell(code=call.code, limits=limits), alive=not result.session_ended)
         if state.process is not None:
-            loop = asyncio.get_running_loop()
-            state.idle = loop.call_later(self._options.idle_seconds, self._lose, call.session)
+            self._let_wait(call.session, state)
+
+    def _let_wait(self, name: str, state: _State) -> None:
+        """A session's process waits for its next cell, `idle_seconds` at most."""
+        loop = asyncio.get_running_loop()
+        state.idle = loop.call_later(self._options.idle_seconds, self._lose, name)
 
     async def end(self, name: str) -> None:
         """A session is over: a cell of it that runs is ended, and nothing of it is kept."""

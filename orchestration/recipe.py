@@ -292,6 +292,26 @@ class Recipe(Options):
             )
         return self
 
+    @model_validator(mode="after")
+    def _what_a_stage_keeps_is_there(self) -> Recipe:
+        before: FineTuningOptions | ReinforcementOptions | None = None
+        for name, stage in self.stages.items():
+            if isinstance(stage, ReinforcementOptions):
+                same_kind = before is not None and (before.optimiser.muon is None) == (stage.optimiser.muon is None)
+                if not stage.reset_optimiser and not same_kind:
+                    raise ValueError(
+                        f"stages.{name}.reset_optimiser = false goes on with the optimiser of the stage before, but "
+                        "there is none of the same kind (both with muon, or both without); leave it true"
+                    )
+                had_one = isinstance(before, ReinforcementOptions) and before.objective.kl_weight
+                if not stage.refresh_reference and not (had_one and stage.objective.kl_weight):
+                    raise ValueError(
+                        f"stages.{name}.refresh_reference = false keeps the reference of the stage before, but they "
+                        "don't both have one (objective.kl_weight > 0); leave it true"
+                    )
+            before = stage
+        return self
+
     def all_limits(self) -> dict[str, LimitOptions]:
         """The limits of every part of the run, by where they stand in the recipe."""
         limits = {f"stages.{name}.limits": stage.limits for name, stage in self.stages.items()}

@@ -80,6 +80,12 @@ class ReinforcementOptions(Options):
     """Off by default: the paper drops groups without signal and goes on with what is left."""
     masking: MaskingOptions = MaskingOptions()
     optimiser: OptimiserOptions = OptimiserOptions()
+    reset_optimiser: bool = True
+    """Whether the optimiser's moments start afresh; else they go on from the stage before. Warm-up and schedule are the
+    stage's own in both cases. (The paper resets before its third stage, and says nothing of the second.)"""
+    refresh_reference: bool = True
+    """Whether what `objective.kl_weight` holds on to is the model as this stage begins; else it is that of the stage
+    before, if that had one."""
     move_on: MoveOnOptions | None = None
     """A rule by which the stage is over before its last step."""
 

@@ -4,7 +4,8 @@ Invariants:
 - a step's gradient does not depend on how its sequences are cut into micro batches, or dealt out to learners (but for
   rounding): token weights are those of the whole step;
 - a step either updates all weights or none: a loss or gradient that is not finite raises before the optimiser moves;
-- the reference that `kl_weight` holds on to is the model as it was when the stage began;
+- the reference that `kl_weight` holds on to is the model as it was when the stage began, or an earlier one if it is
+  kept;
 - same weights, options, sequences, workers, threads and learners: same result, bit for bit.
 
 Small models on a CPU run rows side by side on worker threads with one compute thread each, rather than one row on many
@@ -103,9 +104,20 @@ class Trainer:
         """What the stage's divergence term holds on to, if it has one."""
 
     def begin_stage(
-        self, optimiser: OptimiserOptions, objective: ObjectiveOptions, total_steps: int, temperature: float
+        self,
+        optimiser: OptimiserOptions,
+        objective: ObjectiveOptions,
+        total_steps: int,
+        temperature: float,
+        *,
+        reset_optimiser: bool = True,
+        refresh_reference: bool = True,
     ) -> None:
-        """Set the options of what follows; optimiser and schedule start afresh.
+        """Set the options of what follows; the schedule starts afresh.
+
+        Args:
+            reset_optimiser: False: the moments of the stage before go on, if there was one.
+            refresh_reference: False: the reference stays that of the stage before, if that had one.
 
         Raises `ValueError` for a temperature that nothing can be sampled at, and for options the model can't serve.
         """
@@ -117,12 +129,15 @@ class Trainer:
                 "which keep no reference; set learner.count = 1 or kl_weight = 0"
             )
         self._stage = None  # until all of this is done
-        self.reference = None  # the last stage's is free to go before another is made
-        if objective.kl_weight:
+        if refresh_reference or not objective.kl_weight:
+            self.reference = None  # free to go before another is made
+        if objective.kl_weight and self.reference is None:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
             checkpoint_activations(self.reference, False)
         checkpoint_activations(self.model, optimiser.activation_checkpointing)
+        moments = {} if reset_optimiser or self.optimiser is None else self.optimiser.state()
         self.optimiser = StageOptimiser(self.masters, optimiser)
+        self.optimiser.restore(moments)
         self._stage = (optimiser, objective, total_steps, temperature)
         self.steps = 0
 

@@ -62,12 +62,22 @@ def restore_weights(trainer: Trainer, folder: Path) -> None:
 
 def restore_stage(trainer: Trainer, folder: Path) -> None:
     """Go on with the stage that was at work: to be called after `begin_stage` with the same options."""
-    assert trainer.optimiser is not None, "begin the stage first"
-    trainer.optimiser.restore(_part(folder, _OPTIMISER))
+    restore_moments(trainer, folder)
     with safe_open(folder / FILE, framework="pt") as file:
         trainer.steps = json.loads(file.metadata()["trainer"])["steps"]
-    if trainer.reference is not None:
-        kept = _part(folder, _REFERENCE)
+    restore_reference(trainer, folder)
+
+
+def restore_moments(trainer: Trainer, folder: Path) -> None:
+    """Go on with the optimiser that was at work; its parts must be the same."""
+    assert trainer.optimiser is not None, "begin the stage first"
+    trainer.optimiser.restore(_part(folder, _OPTIMISER))
+
+
+def restore_reference(trainer: Trainer, folder: Path) -> None:
+    """Hold on to the reference that was at work, if the stage has one and there was one."""
+    kept = _part(folder, _REFERENCE)
+    if trainer.reference is not None and kept:
         with torch.no_grad():
             for name, parameter in trainer.reference.named_parameters():
                 parameter.copy_(kept[name])

@@ -11,13 +11,15 @@ from policies.trajectory import WeightsVersion
 
 
 class BeginStage(Request[Done], tag="learner.begin"):
-    """Set the options of what follows; the optimiser starts afresh."""
+    """Set the options of what follows; optimiser and reference start afresh unless they are to be kept."""
 
     optimiser: OptimiserOptions
     objective: ObjectiveOptions
     total_steps: int
     temperature: float = 1.0
     """Sampling temperature of the rollouts: the learner divides its logits by it."""
+    reset_optimiser: bool = True
+    refresh_reference: bool = True
     resumed: bool = False
     """Whether the stage goes on where the checkpoint that the learner began with has left it, optimiser and all."""
 

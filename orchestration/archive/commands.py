@@ -191,6 +191,12 @@ def analyse(
     archive: ArchivePath,
     where: Where = None,
     top: Annotated[int, typer.Option(min=1, help="Kinds of errors and forking tokens to list.")] = 20,
+    between: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="What changed between two checkpoints, by their evaluations, such as sft,rl-2."
+        ),
+    ] = None,
     model: Model = None,
     skip_damaged: SkipDamaged = False,
     as_json: AsJson = False,
@@ -199,19 +205,47 @@ def analyse(
     from rich.console import Console
 
     from orchestration.archive.analysis import analyse as ask
+    from orchestration.archive.changes import NothingInCommon, compare
     from orchestration.archive.source import decode_as_numbers, load_decode
-    from orchestration.archive.tables import analysis_tables
+    from orchestration.archive.tables import analysis_tables, changes_tables
 
     with usable_input():
         opened, rows = _selected(archive, where)
-        trajectories = opened.trajectories(rows, on_damage=_tell_damage if skip_damaged else None)
-        found = ask(trajectories, load_decode(opened.folder, model) or decode_as_numbers, top)
+        decode, on_damage = (
+            load_decode(opened.folder, model) or decode_as_numbers,
+            _tell_damage if skip_damaged else None,
+        )
+        if between is None:
+            found = ask(opened.trajectories(rows, on_damage=on_damage), decode, top)
+            tables = analysis_tables(found)
+        else:
+            sides = [[row for row in rows if row.stage == stage] for stage in _two_stages(between, rows)]
+            before, after = (opened.trajectories(side, on_damage=on_damage) for side in sides)
+            try:
+                found = compare(before, after, decode, top)
+            except NothingInCommon as error:
+                raise SelectionError(f"--between {between}: {error}") from error
+            tables = changes_tables(found)
     if as_json:
         print(found.model_dump_json())
         return
     console = Console()
-    for part in analysis_tables(found):
+    for part in tables:
         console.print(part)
+
+
+def _two_stages(between: str, rows: list[IndexRow]) -> list[str]:
+    """The stages that are meant: a checkpoint's evaluation, or a stage by its own name. Raises `SelectionError`."""
+    there = list(dict.fromkeys(row.stage for row in rows))
+    found = []
+    for name in between.split(","):
+        asked = [stage for stage in (f"evaluation-{name.strip()}", name.strip()) if stage in there]
+        if not asked:
+            raise SelectionError(f"--between {between}: no stage is called {name!r}; there are {', '.join(there)}")
+        found.append(asked[0])
+    if len(set(found)) != 2:
+        raise SelectionError(f"--between takes two stages, such as sft,rl-2; there are {', '.join(there)}")
+    return found
 
 
 def bench_archive(

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.archive.analysis import OPENING_TOKENS, Analysis, Calls
+from orchestration.archive.changes import Changes, Side
 from orchestration.archive.stats import StageStats
 from orchestration.archive.terminal import plain, titled_table
 from orchestration.bench.archive import ArchiveFigures
@@ -55,6 +56,50 @@ def analysis_tables(found: Analysis) -> Iterator[RenderableType]:
         "probability below one half.",
         style="dim",
     )
+
+
+def changes_tables(found: Changes) -> Iterator[RenderableType]:
+    """What changed between two checkpoints."""
+    yield _sides(found)
+    yield plain(
+        f"{found.problems:,} problems that both were asked: {found.better:,} answered better, {found.worse:,} worse; "
+        f"right {found.difference:+.1%} (95%: {found.low:+.1%} to {found.high:+.1%})"
+    )
+    for title, changes in (("answered better", found.gained), ("answered worse", found.lost)):
+        table = titled_table(f"{title}, the largest changes")
+        for name in ("problem", "before", "after", "an example before", "after it"):
+            table.add_column(name, overflow="fold", justify="right" if name in ("before", "after") else "left")
+        for change in changes:
+            shares = f"{change.before:.0%}", f"{change.after:.0%}"
+            table.add_row(plain(change.problem), *shares, plain(change.before_example), plain(change.after_example))
+        yield table
+    for title, counts in (("kinds of failed calls", found.errors), ("forking tokens", found.forking_tokens)):
+        table = titled_table(f"{title}, the largest changes")
+        for name in ("", "before", "after"):
+            table.add_column(name, justify="right" if name else "left")
+        for count in counts:
+            table.add_row(plain(count.what), f"{count.before:,}", f"{count.after:,}")
+        yield table
+
+
+def _sides(found: Changes) -> Table:
+    table = titled_table("two checkpoints on the same problems")
+    table.add_column("", style="dim", no_wrap=True)
+    for side in (found.before, found.after):
+        table.add_column(plain(side.stage), justify="right", overflow="fold")
+    rows: dict[str, Callable[[Side], str]] = {
+        "trajectories": lambda side: f"{side.trajectories:,}",
+        "right": lambda side: f"{side.right_share:.1%}",
+        "tokens after the prompt": lambda side: f"{side.tokens_mean:.1f}",
+        "turns": lambda side: f"{side.turns_mean:.2f}",
+        "calls": lambda side: f"{side.calls_mean:.2f}",
+        "failed calls": lambda side: _percent(side.failed_share),
+        "forking tokens": lambda side: _percent(side.forking_share),
+        "surprisal, nats a token": lambda side: "" if side.surprisal_mean is None else f"{side.surprisal_mean:.3f}",
+    }
+    for name, told in rows.items():
+        table.add_row(name, *(told(side) for side in (found.before, found.after)))
+    return table
 
 
 def _steps(found: Analysis) -> Table:

@@ -54,6 +54,10 @@ def chat(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where /save saves (runs/chats/ and the model's name)."),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where figures that cells draw go (figures/ in that folder)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print all turns as JSON.")] = False,
 ) -> None:
     """Chat with a model that can run code: streams, keeps a session, saves to an archive. /help lists the commands."""
@@ -80,7 +84,7 @@ def chat(
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:
         with _ended_by_sigterm(), told("the engine failed", EngineFailed):
-            _chat(settings, prompt, saves, as_json)
+            _chat(settings, prompt, saves, figures, as_json)
     except MessageTooLong as error:
         raise RecipeError(str(error)) from None
     except KeyboardInterrupt:
@@ -88,11 +92,13 @@ def chat(
         raise SystemExit(130) from None
 
 
-def _chat(settings: Any, prompt: str | None, saves: Path, as_json: bool) -> None:
+def _chat(settings: Any, prompt: str | None, saves: Path, figures: Path | None, as_json: bool) -> None:
     import uvloop
 
+    from orchestration.chat.figures import Figures
     from orchestration.chat.loop import ChatLoop
     from orchestration.chat.play import ChatPlayer
+    from orchestration.chat.saving import FIGURES
     from orchestration.chat.turn_view import TurnView
 
     out = Console(quiet=as_json)
@@ -102,11 +108,13 @@ def _chat(settings: Any, prompt: str | None, saves: Path, as_json: bool) -> None
         try:
             with _muted() as terminal, _spinning(terminal, f"loading {settings.model}"):
                 engine, interpreters = runner.run(_open(settings, stack))
-            player = ChatPlayer(settings, engine, interpreters, view)
+            drawn = None if interpreters is None else Figures(interpreters, figures or saves / FIGURES)
+            player = ChatPlayer(settings, engine, interpreters, view, drawn)
             if prompt is not None:
                 runner.run(player.answer(prompt))
                 if as_json:
-                    print(json.dumps(_as_dict(player.conversation, settings)))
+                    saved = [str(path) for path in drawn.saved] if drawn is not None else []
+                    print(json.dumps(_as_dict(player.conversation, settings) | {"figures": saved}))
                 return
             _introduce(settings, out)
             if sys.stdin.isatty():

@@ -7,7 +7,8 @@ import asyncio
 from actors.engines.engine import Engine, SampleRequest
 from actors.system.actor import seed_for
 from env.interpreters import Interpreters
-from env.tool_call import ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, ToolCall, ToolResult
+from orchestration.chat.figures import Figures
 from orchestration.chat.settings import ChatSettings
 from orchestration.chat.turn_view import TurnView
 from policies import tokens
@@ -23,12 +24,19 @@ class ChatPlayer:
 
     Args:
         interpreters: None if the model has no tools.
+        figures: saves what cells draw; None: nobody does.
     """
 
     def __init__(
-        self, settings: ChatSettings, engine: Engine, interpreters: Interpreters | None, view: TurnView
+        self,
+        settings: ChatSettings,
+        engine: Engine,
+        interpreters: Interpreters | None,
+        view: TurnView,
+        figures: Figures | None = None,
     ) -> None:
         self._settings, self._engine, self._interpreters, self._view = settings, engine, interpreters, view
+        self._figures = figures
         self._begun = 0
         self._requests = 0
         self._ids: list[int] = []
@@ -44,6 +52,8 @@ class ChatPlayer:
         over, self.conversation = self.conversation, self._new()
         if self._interpreters is not None and over.id in self._interpreters.open_sessions():
             await (await self._interpreters.sessions()).end(over.id)
+        if self._figures is not None:
+            self._figures.begin_anew()
 
     async def answer(self, text: str) -> Finish:
         """Say `text` to the model and play on until it is the user's turn again.
@@ -113,4 +123,13 @@ class ChatPlayer:
                 result = await self._interpreters.run(call)
             self._view.results([result])
             results.append(result)
+            if call.tool == JUPYTER_TOOL and self._figures is not None:
+                await self._save_figures(self._figures, call.session)
         self.conversation.executed(results)
+
+    async def _save_figures(self, figures: Figures, session: str) -> None:
+        """A figure that can't be saved is no reason to end the chat."""
+        try:
+            self._view.figures(await figures.save_new(session))
+        except OSError as error:
+            self._view.note(f"figures were not saved: {error}")

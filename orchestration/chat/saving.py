@@ -9,6 +9,9 @@ from actors.storage.frames import ArchiveError
 from actors.storage.writer import ArchiveWriter
 from policies.conversation import Conversation
 
+FIGURES = "figures"
+"""Folder beside the archive, of what conversations have drawn."""
+
 
 def save(conversation: Conversation, folder: Path, model: Path) -> str:
     """Add a conversation to the archive in `folder`, which is made if need be; returns the trajectory's id.
@@ -18,7 +21,7 @@ def save(conversation: Conversation, folder: Path, model: Path) -> str:
     """
     tokenizer, own = folder / "model" / "tokenizer.json", model / "tokenizer.json"
     if not tokenizer.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(each.name != FIGURES for each in folder.iterdir()):
             raise ArchiveError(f"{folder} holds something else than chats; give an empty folder, or one of chats")
         tokenizer.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(own, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -66,11 +67,20 @@ class TurnView:
         for result in results:
             self._console.print(result_panel(result))
 
+    def figures(self, paths: Sequence[Path]) -> None:
+        """Say where figures were saved."""
+        for path in paths:
+            self.note(f"figure saved: {path}")
+
+    def note(self, text: str) -> None:
+        """Say something that the model does not read."""
+        self._new_line()
+        self._console.print(plain(text, "dim"), soft_wrap=True)
+
     def ended(self, finish: Finish) -> None:
         """Say why it is the user's turn, where that is not plain."""
         if finish in _TOLD:
-            self._new_line()
-            self._console.print(plain(_TOLD[finish], "dim"))
+            self.note(_TOLD[finish])
 
     def _show(self, parts: Sequence[Said | Writing | Called]) -> None:
         for part in parts:

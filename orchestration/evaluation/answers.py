@@ -8,9 +8,9 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -53,6 +53,13 @@ class Answer(Record):
     calls: int
     tool_errors: int
     figures: dict[str, float] = Field(default_factory=dict)
+    score: Annotated[float, Field(ge=0, le=1)] | None = None
+    """What a judge gives, in the place of right or wrong; None where there is no judge, or not yet."""
+
+    @property
+    def credit(self) -> float:
+        """What it counts for: the score, or 1 if it is right."""
+        return float(self.correct) if self.score is None else self.score
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -117,6 +124,17 @@ class Wanted(NamedTuple):
         )
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that grows line by line; what was being written when that was cut off is taken out of it."""
+    if not path.is_file():
+        return []
+    whole, _, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
+        with path.open("r+b") as file:
+            file.truncate(len(whole) + 1 if whole else 0)
+    return whole.splitlines()
+
+
 class AnswerFile:
     """The answers of an evaluation, on disk and in memory.
 
@@ -135,17 +153,8 @@ class AnswerFile:
                 raise RecipeError(f"{folder} holds an evaluation with other settings ({told}); give another --out")
             settings = before | settings
         write_json(settings_path, settings)
-        self.answers = {answer.key: answer for answer in self._read()}
-
-    def _read(self) -> Iterator[Answer]:
-        if not self._path.is_file():
-            return
-        whole, _, torn = self._path.read_bytes().rpartition(b"\n")
-        if torn:  # what was being written when the evaluation was cut off
-            with self._path.open("r+b") as file:
-                file.truncate(len(whole) + 1 if whole else 0)
-        for line in whole.splitlines():
-            yield Answer.model_validate_json(line)
+        stored = [Answer.model_validate_json(line) for line in whole_lines(self._path)]
+        self.answers = {answer.key: answer for answer in stored}
 
     def add(self, answer: Answer) -> None:
         """Keep an answer."""

@@ -51,6 +51,8 @@ class Benchmark:
     problems: list[Problem]
     graders: Mapping[str, Grader] = field(default_factory=dict)
     """By problem id."""
+    baseline: Mapping[str, str] = field(default_factory=dict)
+    """By problem id: the answer that a judge compares with; empty where no judge is needed."""
 
 
 PROMPTS: dict[Style, PromptOptions] = {
@@ -59,7 +61,8 @@ PROMPTS: dict[Style, PromptOptions] = {
 }
 MATHEMATICS = ("aime24", "aime25", "hmmt25", "math500", "gpqa", "gsm8k")
 SINGLE = Settings(samples=1, temperature=0.0, max_turns=1, max_tokens=4096)
-NAMES = (*MATHEMATICS, "ifeval", "bfcl")
+ARENA_HARD = "arena-hard"
+NAMES = (*MATHEMATICS, "ifeval", "bfcl", ARENA_HARD)
 
 
 def load_benchmark(name: str, path: str, limit: int | None) -> Benchmark:
@@ -85,8 +88,13 @@ def load_benchmark(name: str, path: str, limit: int | None) -> Benchmark:
                 "bfcl_eval/data of a checkout of ShishirPatil/gorilla with --data bfcl=FOLDER"
             )
         return _bfcl(Path(path), limit)
-    if name == "arena-hard":
-        raise RecipeError("arena-hard's answers are compared by a judge model, which is not supported; leave it out")
+    if name == ARENA_HARD:
+        if not path:
+            raise RecipeError(
+                "arena-hard needs its questions and a baseline's answers: give the folder data/arena-hard-v0.1 of a "
+                "checkout of lmarena/arena-hard-auto with --data arena-hard=FOLDER"
+            )
+        return _arena_hard(Path(path), limit)
     raise RecipeError(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
 
 
@@ -212,3 +220,48 @@ def _bfcl_grader(functions: list[Any], truth: list[dict[str, Any]] | None, categ
         return Graded(graded.correct, graded.reason)
 
     return grade
+
+
+# -- Arena-Hard
+
+ARENA_HARD_BASELINE = "gpt-4-0314"
+"""Whose answers the benchmark's authors compare with (arXiv 2406.11939)."""
+
+
+def _arena_hard(folder: Path, limit: int | None) -> Benchmark:
+    answers = folder / "model_answer" / f"{ARENA_HARD_BASELINE}.jsonl"
+    baseline = {}
+    for located in read_rows(str(answers)):
+        check_columns(located, ("question_id", "choices"))
+        baseline[located.row["question_id"]] = _first_turn(located.row["choices"][0]["turns"], located.where)
+    problems: list[Problem] = []
+    for located in read_rows(str(folder / "question.jsonl")):
+        check_columns(located, ("question_id", "turns"))
+        row = located.row
+        if row["question_id"] not in baseline:
+            raise DataError(f"{located.where}: {ARENA_HARD_BASELINE} has no answer to {row['question_id']!r}")
+        problem = Problem(
+            id=f"{ARENA_HARD}/{row['question_id']}",
+            question=_first_turn(row["turns"], located.where),
+            gold=f"better than {ARENA_HARD_BASELINE}",
+            family=ARENA_HARD,
+        )
+        if any(problem.id == other.id for other in problems):
+            raise DataError(f"{located.where}: question_id {row['question_id']} comes again; they must be unique")
+        problems.append(problem)
+    return Benchmark(
+        ARENA_HARD,
+        "plain",
+        SINGLE,
+        problems[:limit],
+        baseline={f"{ARENA_HARD}/{name}": answer for name, answer in baseline.items()},
+    )
+
+
+def _first_turn(turns: Any, where: str) -> str:
+    """The text of a dialogue's only turn. Raises `DataError` for another shape."""
+    match turns:
+        case [{"content": str(text)}]:
+            return text
+        case _:
+            raise DataError(f"{where}: 'turns' is not one turn with a 'content'; only Arena-Hard v0.1 is read")

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from orchestration.evaluation.answers import AnswerFile
-from orchestration.evaluation.benchmarks import load_benchmark
-from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, play_missing
+from orchestration.evaluation.benchmarks import ARENA_HARD, load_benchmark
+from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, judge_missing, play_missing
 from orchestration.recipe import RecipeError
 from orchestration.terminal import AsJson
 
@@ -39,6 +39,10 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A setting of generators.engine, as in recipes; repeatable."),
     ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of the judge of arena-hard: an OpenAI-compatible URL.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="The judge's name there, if there are several.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
     out: Annotated[
         Path | None,
@@ -66,6 +70,10 @@ def evaluate(
         raise RecipeError(
             f"--data names {', '.join(stray)}, which --on does not; benchmarks asked for: {', '.join(names)}"
         )
+    if ARENA_HARD in names and judge is None:
+        raise RecipeError(f"{ARENA_HARD}'s answers are compared by a judge: give --judge URL (OpenAI-compatible)")
+    if judge is not None and ARENA_HARD not in names:
+        raise RecipeError(f"--judge is for {ARENA_HARD}, which --on does not name")
     chosen = []
     for name in names:
         benchmark = load_benchmark(name, paths.get(name, ""), limit)
@@ -74,10 +82,15 @@ def evaluate(
         check_settings(name, settings, played)
         chosen.append((benchmark, settings))
     described: dict[str, Any] = {"model": str(played), "seed": seed}
+    baseline = {problem: answer for benchmark, _ in chosen for problem, answer in benchmark.baseline.items()}
+    if judge is not None:
+        described["judge"] = f"{judge} {judge_model or ''}".strip()
     file = AnswerFile(folder, described | {each.name: settings._asdict() for each, settings in chosen})
     play_missing(chosen, file, folder, played, seed)
     asked = {(each.name, problem.id) for each, _ in chosen for problem in each.problems}
     answers = [answer for answer in file.answers.values() if (answer.benchmark, answer.problem) in asked]
+    if judge is not None:
+        answers = judge_missing(answers, folder, baseline, judge, judge_model)
     summaries = [
         summarise(each.name, answers, settings.samples, values=each.style == "reasoning") for each, settings in chosen
     ]

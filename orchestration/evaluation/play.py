@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
@@ -63,8 +65,6 @@ def play_missing(
     seed: int,
 ) -> None:
     """Play the answers that a file lacks, with a progress display; what fails ends the command."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     missing = file.missing(chosen)
     wanted = sum(len(benchmark.problems) * settings.samples for benchmark, settings in chosen)
     console.print(
@@ -74,8 +74,7 @@ def play_missing(
     )
     if not missing:
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with told("the evaluation failed", ActorError, ActorStartFailed), Progress(*columns, console=console) as progress:
+    with told("the evaluation failed", ActorError, ActorStartFailed), _progress() as progress:
         task = progress.add_task("answers", total=len(missing))
         right = Counter[bool]()
 
@@ -88,6 +87,32 @@ def play_missing(
             run_interruptibly(_on_server(model, seed, missing, keep))
         else:
             _locally(model, seed, missing, folder, keep)
+
+
+def judge_missing(
+    answers: Sequence[Answer], folder: Path, baseline: Mapping[str, str], url: str, name: str | None
+) -> list[Answer]:
+    """All answers, those that have a baseline with a judge's score; judges those that nobody has judged yet."""
+    from orchestration.evaluation.judge import Judge, Judgement, JudgementFile
+
+    file = JudgementFile(folder)
+    missing = file.missing(answer for answer in answers if answer.problem in baseline)
+    key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY", "none")
+    if missing:
+        with _progress() as progress:
+            task = progress.add_task("judgements", total=len(missing))
+
+            def keep(judgement: Judgement) -> None:
+                file.add(judgement)
+                progress.update(task, advance=1)
+
+            run_interruptibly(Judge(url, name, key).compare(missing, baseline, keep))
+    return [file.judged(answer) for answer in answers]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
 
 
 async def _on_server(model: ServedModel, seed: int, wanted: Sequence[Wanted], keep: Callable[[Answer], None]) -> None:

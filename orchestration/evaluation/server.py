@@ -7,8 +7,9 @@ The dialogue is that of rollouts, as text: the same prompts, calls in `<tool_cal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import openai
 from openai import AsyncOpenAI
@@ -33,6 +34,29 @@ TOOLS_PROMPT = (
     + "\n".join(json.dumps(tool) for tool in schemas_of((PYTHON_TOOL,)))
     + f'\n</tools>\nTo call one, write {OPEN}\n{{"name": its name, "arguments": {{...}}}}\n{CLOSE}'
 )
+
+
+@contextlib.contextmanager
+def failures_told(url: str) -> Iterator[None]:
+    """Make `RecipeError`s of what a server does wrong."""
+    try:
+        yield
+    except openai.APIConnectionError as error:
+        raise RecipeError(f"the server at {url} can't be reached: {error}") from error
+    except openai.APIStatusError as error:
+        raise RecipeError(f"the server at {url} refuses: {error.message}") from error
+
+
+async def only_model(client: AsyncOpenAI, option: str) -> str:
+    """The name of the only model that a server lists. Raises `RecipeError` that names `option` if there is another
+    number of them.
+    """
+    names = [model.id async for model in client.models.list()]
+    if len(names) != 1:
+        raise RecipeError(
+            f"the server at {client.base_url} serves {', '.join(names) or 'no model'}; choose one with {option}"
+        )
+    return names[0]
 
 
 class Server:
@@ -63,26 +87,13 @@ class Server:
             keep(answer)
 
         try:
-            await self._choose_model()
-            await asyncio.gather(*[one(each) for each in wanted])
-        except openai.APIConnectionError as error:
-            raise RecipeError(f"the server at {self._url} can't be reached: {error}") from error
-        except openai.APIStatusError as error:
-            raise RecipeError(f"the server at {self._url} refuses: {error.message}") from error
+            with failures_told(self._url):
+                self._name = self._name or await only_model(self._client, "--served-model")
+                await asyncio.gather(*[one(each) for each in wanted])
         finally:
             await self._interpreters.close()
             await self._verifier.close()
             await self._client.close()
-
-    async def _choose_model(self) -> None:
-        if self._name is not None:
-            return
-        names = [model.id async for model in self._client.models.list()]
-        if len(names) != 1:
-            raise RecipeError(
-                f"the server at {self._url} serves {', '.join(names) or 'no model'}; choose one with --served-model"
-            )
-        self._name = names[0]
 
     async def complete(
         self, wanted: Wanted, turn: int, messages: list[ChatCompletionMessageParam], max_tokens: int

@@ -29,7 +29,7 @@ class BenchmarkSummary:
     """Problems left out, since samples are missing (the evaluation was interrupted)."""
     samples: int
     average: Estimate
-    """avg@samples."""
+    """avg@samples; with a judge the mean of its scores."""
     pass_at: dict[int, Estimate]
     majority: Estimate | None
     """maj@samples; None with a single sample, and where answers are no values."""
@@ -77,17 +77,18 @@ def summarise(name: str, answers: Iterable[Answer], samples: int, *, values: boo
     if not groups:
         raise ValueError(f"{name}: no problem has all {samples} samples yet")
     right = [sum(answer.correct for answer in group) for group in groups]
+    credits = [_mean([answer.credit for answer in group]) for group in groups]
     everything = [answer for group in groups for answer in group]
     calls = sum(answer.calls for answer in everything)
     families: dict[str, list[float]] = defaultdict(list)
-    for group, count in zip(groups, right, strict=True):
-        families[group[0].family].append(count / samples)
+    for group, credit in zip(groups, credits, strict=True):
+        families[group[0].family].append(credit)
     return BenchmarkSummary(
         name=name,
         problems=len(groups),
         incomplete=len(by_problem) - len(groups),
         samples=samples,
-        average=over_problems([count / samples for count in right]),
+        average=over_problems(credits),
         pass_at={k: over_problems([pass_at_k(samples, count, k) for count in right]) for k in powers_of_two(samples)},
         majority=over_problems([majority(votes(group)) for group in groups]) if values and samples > 1 else None,
         response_tokens=_mean([answer.response_tokens for answer in everything]),

@@ -118,10 +118,23 @@ def replay_learner(
             f"model.dtype is {recipe.model.dtype}: checkpoints lack the optimiser's float32 weights, so the first "
             "stage replayed starts from rounded ones"
         )
+    first = next(iter(chosen))
+    if not (chosen[first].reset_optimiser and chosen[first].refresh_reference):
+        replay.notes.append(
+            f"stage {first} went on with the optimiser or the reference of the stage before, which checkpoints "
+            "lack: it starts afresh here, and its figures differ; replay the stage before with it"
+        )
     for name, options in chosen.items():
         recorded_options = _recorded_options(run, name) or options
         on_stage(name, len({row.step for row in run.rows if row.stage == name}))
-        trainer.begin_stage(options.optimiser, options.objective, options.steps, options.temperature)
+        trainer.begin_stage(
+            options.optimiser,
+            options.objective,
+            options.steps,
+            options.temperature,
+            reset_optimiser=options.reset_optimiser,
+            refresh_reference=options.refresh_reference,
+        )
         for step in _replay_stage(run, name, trainer, options, recorded_options, recipe.seed):
             replay.steps.append(step)
             on_step(step)

@@ -11,6 +11,10 @@ actors take them from one another. Two figures stand for that: an engine's step 
 the engines' busy seconds), and each step of the run takes `overhead_s` longer than what engines, tools and queues
 explain (messages, questions and storing that wait for a core). Where every actor has cores of its own, they come out
 near 1 and 0.
+
+A machine that other work shares does not stay what it was in the fitted steps. So the error is told in two parts: how
+much longer engines' steps took in the judged half than in the fitted one (`drift`), and what the error would be with
+the load of the judged half itself (`error_at_own_load`), which is the part that the simulator is to blame for.
 """
 
 from __future__ import annotations
@@ -72,6 +76,10 @@ class ScheduleReplay:
     """Whether cluster and KV are the run's own, so that its strategy's prediction can be judged."""
     repeats_s: list[float] = field(default_factory=list)
     """Mean makespan of the stage in further runs of the same recipe."""
+    drift: float | None = None
+    """Load of the judged steps over that of the fitted ones, minus 1; None where nothing was fitted, or is judged."""
+    error_at_own_load: float | None = None
+    """As `error`, at the load of the judged steps."""
 
     @property
     def judged(self) -> slice:
@@ -95,8 +103,14 @@ class ScheduleReplay:
     @property
     def error(self) -> float | None:
         """(predicted - real) / real under the run's own strategy; None if that was not rehearsed."""
+        own = self.own
+        return None if own is None else self.predicted_s(own) / self.real_s - 1
+
+    @property
+    def own(self) -> Rehearsal | None:
+        """The rehearsal of what the run did; None if there is none."""
         own = next((each for each in self.rehearsals if each.strategy == self.recorded_strategy), None)
-        return None if own is None or not self.comparable else self.predicted_s(own) / self.real_s - 1
+        return own if self.comparable else None
 
     @property
     def spread(self) -> float | None:
@@ -161,7 +175,7 @@ def replay_schedule(
         costed = own.model_copy(update={"simulation": own.simulation.model_copy(update=cost)})
         machine = fitted_machine(costed, stage, workload, recorded[: max(1, steps // 2)])
     loaded = with_load(recipe, machine.load)
-    return ScheduleReplay(
+    replay = ScheduleReplay(
         stage=stage,
         recorded_strategy=own.balancer.strategy,
         recorded=recorded,
@@ -170,6 +184,14 @@ def replay_schedule(
         comparable=recipe.generators == own.generators and recipe.environments == own.environments,
         repeats_s=[_mean_makespan(each, stage, own.generators.count) for each in repeats],
     )
+    if replay.own is not None and 0 < machine.fitted_steps < steps:
+        engines, judged = own.generators.count, replay.judged
+        simulated = sum(_busy_s(step, engines) for step in replay.own.steps[judged])
+        replay.drift = sum(step.busy_engine_s for step in recorded[judged]) / simulated - 1
+        at_own_load = with_load(recipe, machine.load * (1 + replay.drift))
+        again = _rehearsed(at_own_load, stage, steps, workload, own.balancer.strategy)
+        replay.error_at_own_load = replay.predicted_s(again) / replay.real_s - 1
+    return replay
 
 
 def fitted_machine(recipe: Recipe, stage: str, workload: RecordedWorkload, recorded: Sequence[RecordedStep]) -> Machine:

@@ -46,6 +46,8 @@ def as_dict(replay: ScheduleReplay) -> dict[str, Any]:
             for each in replay.rehearsals
         },
         "error": replay.error,
+        "drift": replay.drift,
+        "error_at_own_load": replay.error_at_own_load,
         "spread": replay.spread,
         "allowed": replay.allowed,
         "good": replay.error is None or abs(replay.error) <= replay.allowed,
@@ -64,6 +66,12 @@ def schedule_tables(replay: ScheduleReplay) -> Iterator[RenderableType]:
         "dim",
     )
     yield _verdict(replay)
+    if replay.drift is not None and replay.error_at_own_load is not None:
+        yield plain(
+            f"in the judged steps the engines' load was {replay.drift:+.1%} against the fitted ones (the machine); "
+            f"at their own load the prediction is off by {replay.error_at_own_load:+.1%}",
+            "dim",
+        )
 
 
 def _makespans(replay: ScheduleReplay) -> Table:

@@ -4,7 +4,8 @@ Invariants:
 - decimals are read as exact fractions, and letters keep their case;
 - two expressions are equal if they agree, to `_AGREEING_DIGITS` digits, at every one of several fixed points at which
   both have real values (complex values if none has): a zero test by evaluation, as by Schwartz and Zippel; it needs
-  no simplification. Tiny numbers are compared relative to their size: `1/2004!` is not `1/2006!`.
+  no simplification. Tiny numbers are compared relative to their size: `1/2004!` is not `1/2006!`. Where all of it can
+  be evaluated to any precision, the difference must vanish, too: `10^{100}+1` is not `10^{100}`.
 
 Nothing here has a time limit: run it where it can be killed.
 """
@@ -37,6 +38,8 @@ _LONGEST = 2000
 _WORKING_DIGITS = 40
 _AGREEING_DIGITS = 25
 _POINTS = 6
+_BY_QUADRATURE = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
+"""What has as many digits as the numerical method finds; the rest sympy evaluates with more digits than cancel."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,9 +69,9 @@ def equal_expressions(first: sympy.Expr, second: sympy.Expr) -> bool:
     """Whether the two have the same value wherever both have one. Raises `Unreadable` if that can't be told."""
     if first == second or first.is_infinite or second.is_infinite:
         return first == second
-    compared = False
-    for values in _evaluated((first, second)):
-        if not _agree(*values):
+    compared, exact = False, not (first.has(*_BY_QUADRATURE) or second.has(*_BY_QUADRATURE))
+    for one, other, difference in _evaluated((first, second, first - second)):
+        if not _agree(one, other) or (exact and not _is_zero(difference)):
             return False
         compared = True
     if not compared:

@@ -42,7 +42,7 @@ _CHARACTERS = str.maketrans(
         "∅": r" \emptyset ",
         "∖": r" \setminus ",
         "ℝ": r" \mathbb{R} ",
-        "°": r"^\circ ",
+        **dict.fromkeys("°º", r"^\circ "),
         "⟨": r" \langle ",
         "⟩": r" \rangle ",
         "。": ".",
@@ -74,6 +74,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\\\(?=[A-Za-z])(?!.*\\end\{)", r"\\"),  # escaped once too often, as from JSON; but in a matrix it ends rows
         (r"\\\$|\$|\\\(|\\\)|\\\[(?!\d)|\\\](?!\d)", " "),
         (r",\s*\\[!,;:]\s*(?=\d{3})", ","),
+        (r"(?<=\d)'(?=\d{3}(?!\d))", ","),
         (r"\\!\s*", ""),
         (r"\{\s*,\s*\}", ","),
         (
@@ -108,6 +109,11 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\underline(?=\s*\{)", ""),
         (r"^\s*\\text\s*\{\s*(?:[Tt]he )?(?:final )?[Aa]nswer(?: is)?\s*:?\s*\}", ""),
         (r"\\text\s*\{\s*([+-]?\d[\d.,]*)\s+(?=[A-Za-z])", r"\1\\text{"),
+        (
+            r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}(\s*\^\s*\{?\d\}?)?\s*\}",
+            r"\\text{\1/\2}\3",
+        ),
+        (r"\\text\s*\{([^{}]*)\}\s*/\s*\\text\s*\{([^{}]*)\}", r"\\text{\1/\2}"),
         (r"\\text\s*\{\s*([A-Za-z])\s*\}", r"{\1}"),
         (r"\\text\s*\{\s*([^A-Za-z{}]*)\}", r" \1 "),
         (r"\\text\s*\{\s*(and|or)\s*\}", r" \1 "),

@@ -92,6 +92,7 @@ _UNITS = {
     if alias
 }
 _PREFIXED_UNIT = re.compile(r"(?:(square|sq|cubic|cu)\.? )?(.*)")
+_PER = re.compile(r" per | ?/ ?")
 _POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 
 
@@ -269,10 +270,10 @@ def _is_unit(found: re.Match[str]) -> bool:
 
 def _unit_name(written: str, power: str | None = None) -> str:
     name = re.sub(r"\s+", " ", written).strip(" .").lower()
-    if " per " in name:
-        canonical, raised = "/".join(_unit_name(part) for part in name.split(" per ")), ""
-    elif name in _UNITS:
+    if name in _UNITS:
         canonical, raised = _UNITS[name], ""
+    elif len(parts := _PER.split(name)) > 1:
+        canonical, raised = "/".join(_unit_name(part) for part in parts), ""
     else:
         prefixed = _PREFIXED_UNIT.fullmatch(name)
         assert prefixed is not None, "the pattern fits every line"

@@ -26,7 +26,7 @@ _MEMBER = re.compile(r" ?\\in(?![A-Za-z]) ?")
 
 _CHOICE = re.compile(
     r"(?:(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)? ?:? ?)?"
-    r"(?:\(? ?([A-Ja-j](?![A-Za-z])) ?\)?[.:]?(?:(?<=[).:]) *([^ ].*))?)"
+    r"(?:[(\[]? ?([A-Ja-j](?![A-Za-z])) ?[)\]]?[.:]?(?:(?<=[).:]) *([^ ].*))?)"
 )
 _OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _SHORT_WORDS = frozenset("yes no odd all".split())

@@ -44,7 +44,7 @@ SECRETS = [
         "environment",
         "import os\nprint(sorted(k for k in os.environ if not k.endswith('_NUM_THREADS') and k[:6] != 'PYTHON'))",
         "success",
-        r"\['HOME', 'LANG', 'LD_LIBRARY_PATH', 'PATH', 'TMPDIR'\]\n",
+        r"\['HOME', 'LANG', 'LD_LIBRARY_PATH', 'MPLBACKEND', 'MPLCONFIGDIR', 'PATH', 'TMPDIR'\]\n",
     ),
     Attack(
         43,

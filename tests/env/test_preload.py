@@ -16,6 +16,7 @@ from env.preload import LIBRARIES, named_in
         (b"from sympy import *\nimport numpy", ("numpy", "sympy")),
         (b"numpyish = my_sympy = 1", ()),
         (b"import pandas; import scipy.stats", ("scipy", "pandas")),
+        (b"import matplotlib.pyplot as plt, numpy as np", ("numpy", "matplotlib")),
     ],
 )
 def test_libraries_are_found_by_their_names(code: bytes, named: tuple[str, ...]):

@@ -58,7 +58,7 @@ class SessionsOfAHost(RuleBasedStateMachine):
         self.running.add(name)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), end=st.sampled_from(["alive", "alive", "dead", "failed"]))
+    @rule(data=st.data(), end=st.sampled_from(["alive", "alive", "dead", "failed", "looked", "looked, and dead"]))
     def end_cell(self, data: st.DataObject, end: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
         self.running.remove(name)
@@ -66,11 +66,14 @@ class SessionsOfAHost(RuleBasedStateMachine):
         ran = cell(str(self.count))
         if end == "failed":
             self.books.failed(name)
+        elif end.startswith("looked"):
+            self.books.looked(name, alive=end == "looked")
         else:
             self.books.finished(name, ran, alive=end == "alive")
-        if end == "alive":
-            self.processes[name].append(ran)
-            self.wanted[name].append(ran)
+        if end in ("alive", "looked"):
+            if end == "alive":
+                self.processes[name].append(ran)
+                self.wanted[name].append(ran)
             self.used = [each for each in self.used if each != name] + [name]
         else:
             del self.processes[name]

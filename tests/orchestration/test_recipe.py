@@ -40,6 +40,8 @@ def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
         ("stages.rl-1.limits.max_tokens=100000", "longer than generators.engine.max_sequence_tokens"),
         ("balancer.strategy=magic", "balancer.strategy = 'magic': Input should be 'static'"),
         ("stages.rl-1.kind=dance", "'fine_tune', 'reinforce'"),
+        ("stages.rl-1.reset_optimiser=false", "stages.rl-1.reset_optimiser = false goes on with the optimiser"),
+        ("stages.rl-2.refresh_reference=false", "stages.rl-2.refresh_reference = false keeps the reference"),
         ("name=../escape", "name = '../escape'"),
         ("model.scratch.heads=3", "must be a multiple of heads=3"),
         ("seed", "is not of the form a.b=value"),
@@ -50,6 +52,13 @@ def test_a_fault_is_named_with_its_key_and_what_would_be_right(override: str, co
     with pytest.raises(RecipeError) as refusal:
         load_recipe(QUICKSTART, [override])
     assert complaint in str(refusal.value)
+
+
+def test_a_stage_can_keep_what_the_one_before_had() -> None:
+    divergence = [f"stages.{name}.objective.kl_weight=0.1" for name in ("rl-1", "rl-2")]
+    kept = ["stages.rl-2.reset_optimiser=false", "stages.rl-2.refresh_reference=false"]
+    stage = load_recipe(QUICKSTART, [*divergence, *kept]).stages["rl-2"]
+    assert isinstance(stage, ReinforcementOptions) and not (stage.reset_optimiser or stage.refresh_reference)
 
 
 def test_all_faults_are_listed_at_once() -> None:

@@ -212,6 +212,32 @@ def test_the_reference_is_the_model_as_the_stage_began() -> None:
     assert made.step("reinforce", batch(3))["reference_kl"] == 0.0
 
 
+def test_a_kept_reference_is_that_of_the_stage_before() -> None:
+    made = trainer({"name": "grpo", "kl_weight": 0.5})
+    figures = [made.step("reinforce", batch(3))["reference_kl"] for _ in range(3)]
+    kept = made.reference
+    made.begin_stage(OptimiserOptions(), ObjectiveOptions(kl_weight=0.5), 1, TEMPERATURE, refresh_reference=False)
+    assert made.reference is kept and made.step("reinforce", batch(3))["reference_kl"] > figures[2]
+    made.begin_stage(OptimiserOptions(), ObjectiveOptions(), 1, TEMPERATURE, refresh_reference=False)
+    assert made.reference is None, "a stage without the term needs none"
+
+
+def test_a_kept_optimiser_goes_on_as_if_no_stage_had_begun() -> None:
+    options = OptimiserOptions(learning_rate=1e-2, warmup_steps=0, micro_batch_tokens=64)
+    ends = {}
+    for name, reset in (("one stage", None), ("kept", False), ("reset", True)):
+        made = trainer({"name": "grpo"})
+        made.begin_stage(options, ObjectiveOptions(), 10, TEMPERATURE)
+        for seed in range(4):
+            if seed == 2 and reset is not None:
+                made.begin_stage(options, ObjectiveOptions(), 10, TEMPERATURE, reset_optimiser=reset)
+                assert made.steps == 0
+            made.step("reinforce", batch(seed))
+        ends[name] = [parameter.detach() for parameter in made.model.parameters()]
+    torch.testing.assert_close(ends["kept"], ends["one stage"], rtol=0, atol=0)
+    assert not all(torch.equal(a, b) for a, b in zip(ends["reset"], ends["one stage"], strict=True))
+
+
 def test_terms_apart_from_the_reward_move_sequences_without_advantage() -> None:
     idle = [each.model_copy(update={"advantage": 0.0}) for each in batch(4)]
     assert trainer({"name": "grpo"}).step("reinforce", idle)["skipped"] == 1.0

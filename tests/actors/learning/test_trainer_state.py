@@ -7,7 +7,13 @@ import torch
 
 from actors.learning.model import load_model
 from actors.learning.trainer import Trainer
-from actors.learning.trainer_state import restore_stage, restore_weights, write_trainer
+from actors.learning.trainer_state import (
+    restore_moments,
+    restore_reference,
+    restore_stage,
+    restore_weights,
+    write_trainer,
+)
 from policies.options import MuonOptions, ObjectiveOptions, OptimiserOptions
 from tests.actors.learning.conftest import one_thread  # noqa: F401
 from tests.actors.learning.samples import batch, model_folder
@@ -48,6 +54,25 @@ def test_the_next_steps_are_the_same_bit_for_bit(
     mine, theirs = (dict(trainer.model.named_parameters()) for trainer in (resumed, whole))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     assert all(torch.equal(a, b) for a, b in zip(resumed.masters.parameters, whole.masters.parameters, strict=True))
+
+
+def test_what_a_stage_keeps_of_the_one_before_is_kept_by_another_process_too(folder: Path, tmp_path: Path) -> None:
+    whole = Trainer(load_model(folder, "float32"))
+    begin(whole, "adamw", 0.1)
+    for seed in range(3):
+        whole.step("reinforce", batch(seed))
+    write_trainer(whole, tmp_path)
+    resumed = Trainer(load_model(folder, "float32"))
+    restore_weights(resumed, tmp_path)
+    for trainer in (whole, resumed):
+        objective = ObjectiveOptions(kl_weight=0.1)
+        trainer.begin_stage(OPTIMISERS["adamw"], objective, 6, 1.0, reset_optimiser=False, refresh_reference=False)
+    restore_moments(resumed, tmp_path)
+    restore_reference(resumed, tmp_path)
+    for seed in range(3, 5):
+        assert resumed.step("reinforce", batch(seed)) == whole.step("reinforce", batch(seed))
+    mine, theirs = (dict(trainer.model.named_parameters()) for trainer in (resumed, whole))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 def test_without_its_optimisers_state_it_would_go_on_differently(folder: Path, tmp_path: Path) -> None:

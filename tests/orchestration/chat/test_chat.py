@@ -25,8 +25,9 @@ from actors.tokenizer import load_chat_format
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits
 from orchestration.archive.source import load_decode
+from orchestration.chat.figures import Figures
 from orchestration.chat.play import ChatPlayer
-from orchestration.chat.saving import save
+from orchestration.chat.saving import FIGURES, save
 from orchestration.chat.settings import PROMPT, Asked, ChatSettings, settle
 from orchestration.chat.turn_view import TurnView
 from orchestration.recipe import ModelSettings, RecipeError, ScratchModel
@@ -69,11 +70,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ChatSettings:
     )
 
 
-def player_of(settings: ChatSettings, texts: Sequence[str], interpreters: Interpreters) -> tuple[ChatPlayer, Console]:
+def player_of(
+    settings: ChatSettings, texts: Sequence[str], interpreters: Interpreters, figures: Figures | None = None
+) -> tuple[ChatPlayer, Console]:
     console = Console(record=True, width=100, file=open(os.devnull, "w"))
     view = TurnView(console, settings.chat.decode, settings.chat.stop_ids)
     engine = ScriptedEngine(settings, texts)
-    return ChatPlayer(settings, engine, interpreters, view), console  # type: ignore[arg-type]
+    return ChatPlayer(settings, engine, interpreters, view, figures), console  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -108,6 +111,24 @@ async def test_a_session_outlives_a_cell_that_was_stopped_and_the_chat_is_saved_
     stored, decode = archive.read(row), load_decode(archive.folder, None)
     assert (row.id, row.statuses, stored.finish) == (name, ("success", "killed", "success"), "answered")
     assert decode is not None and "And x times 7?" in decode(tokens.unpack_ids(stored.spans[-4].ids))
+
+
+@pytest.mark.slow
+async def test_figures_of_a_chat_are_saved_and_named_beside_its_archive(settings: ChatSettings, tmp_path: Path) -> None:
+    interpreters = Interpreters(settings.limits.call, 1, run_id="test-chat-figures")
+    draw = "import matplotlib.pyplot as plt\nplt.bar([1, 2], [3, 4])\nplt.show()"
+    figures = Figures(interpreters, tmp_path / "chats" / FIGURES)
+    player, console = player_of(settings, ["Look. " + call(draw), "There it is."], interpreters, figures)
+    try:
+        assert await player.answer("Draw two bars.") == "answered"
+    finally:
+        await interpreters.close()
+    (path,) = figures.saved
+    assert path == tmp_path / "chats" / FIGURES / "chat-1" / "figure-1.png" and path.stat().st_size > 1000
+    assert f"figure saved: {path}" in console.export_text().replace("\n", "")
+    (record,) = player.conversation.calls
+    assert record.result.stdout == "[figure-1.png]\n", "so the model reads that there is one"
+    assert save(player.conversation, tmp_path / "chats", settings.model) == "chat/0/0/0"
 
 
 def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path) -> None:

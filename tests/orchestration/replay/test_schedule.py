@@ -68,6 +68,20 @@ def test_load_and_overhead_are_found_and_steps_that_were_not_fitted_are_predicte
     assert told["error"] == pytest.approx(sum(predicted[2:]) / sum(told["recorded"]["makespans_s"][2:]) - 1)
 
 
+def test_what_the_machine_did_to_a_prediction_is_told_from_what_the_simulator_did(run: Path, tmp_path: Path) -> None:
+    calm = replay(run)[1]
+    assert abs(calm["drift"]) < 0.05 and abs(calm["error_at_own_load"]) < 0.05
+    busier = shutil.copytree(run, tmp_path / "busier")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    slower = [line | {"time_rollout_s": (1.4 if line["step"] > 2 else 1.0) * line["time_rollout_s"]} for line in lines]
+    (busier / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slower))
+    told = replay(busier)[1]
+    assert told["error"] < -0.2, "the first half did not know of the second"
+    assert told["drift"] == pytest.approx(0.4 + 1.4 * calm["drift"])
+    assert abs(told["error_at_own_load"]) < abs(told["error"]) / 2
+    assert replay(run, "--load", "2")[1]["drift"] is None, "nothing was fitted"
+
+
 def test_a_wrong_load_predicts_badly_and_says_so(run: Path) -> None:
     code, told = replay(run, "--load", "1")
     assert (code, told["good"], told["fitted_steps"], told["overhead_s"]) == (1, False, 0, 0.0)
