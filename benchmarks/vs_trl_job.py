@@ -120,7 +120,7 @@ def recipe_for(job: Job, problems: ProblemOptions, longest_prompt: int) -> dict[
                 "max_step_tokens": kv_tokens,
             },
         },
-        "environments": {"count": 1, "workers": 1},
+        "environments": {"count": 1, "workers": 1, "preloaded": []},  # no code is run
         "rollouts": {"count": 1},
         "learner": {"threads": job.threads},
         "checkpoints": {"interval_seconds": 1e9},  # TRL saves nothing either
