@@ -216,6 +216,8 @@ class LearnerActor(Watched):
             reached("demonstrations")
         begun = self.port.clock.now_ns()
         metrics = self._trainer.step(message.kind, batch)
+        if self._group is not None and self._group.rank:
+            reached("ranks")
         if not metrics["skipped"]:
             self._version = WeightsVersion(self._version.lineage, self._version.step + 1)
         reached("learned")

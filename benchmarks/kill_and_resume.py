@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,14 @@ PHASES = {
     "tool": "tool:25",
     "verification": "verification:40",
     "archive": "archive:45",
+    "ranks": "ranks:152",
     "learned": "learned:152",
     "checkpoint": "checkpoint:153",
     "sync": "sync:3",
 }
 """Phase -> the time at which reaching it is the end: within the first RL stage, where there is a choice."""
+SETTINGS_OF_PHASE = {"ranks": ("learner.count=2", "learner.threads=1")}
+"""Beside `SETTINGS`. In normal mode only: a deterministic run has one learner."""
 LONGEST_RUN_S = 1200.0
 
 
@@ -98,8 +102,7 @@ class Runs:
         return process.returncode, time.monotonic() - began
 
     def begin(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
-        settings = [part for setting in self.settings for part in ("--set", setting)]
-        return self.train(runs, str(QUICKSTART), *settings, *arguments, kill_after_s=kill_after_s)
+        return self.train(runs, str(QUICKSTART), *_as_arguments(self.settings), *arguments, kill_after_s=kill_after_s)
 
     def resume(self, runs: Path) -> tuple[int, float]:
         return self.train(runs, "--resume", self.recipe.name)
@@ -107,7 +110,9 @@ class Runs:
     def outcome(self, death: str, undisturbed: Path, kill_at: str | None, kill_after_s: float | None) -> Outcome:
         """Kill a run, resume it, and judge what came of it."""
         runs = self.folder / f"{self.mode}-{death}"
-        code, before = self.begin(runs, *([] if kill_at is None else ["--kill-at", kill_at]), kill_after_s=kill_after_s)
+        arguments = [] if kill_at is None else ["--kill-at", kill_at]
+        arguments += _as_arguments(SETTINGS_OF_PHASE.get(death, ()))
+        code, before = self.begin(runs, *arguments, kill_after_s=kill_after_s)
         died, after = code == -signal.SIGKILL, 0.0
         if died:
             code, after = self.resume(runs)
@@ -141,6 +146,10 @@ class Runs:
                 return "other groups were trained"
             return "" if final_weights(run) == final_weights(undisturbed) else "the weights differ"
         return books_fault(self.recipe, run)
+
+
+def _as_arguments(settings: Sequence[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
 
 
 def final_weights(run: Path) -> str:
@@ -183,6 +192,8 @@ def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[
     undisturbed = runs.folder / f"{runs.mode}-undisturbed"
     took = undisturbed_run(runs, undisturbed)
     luck = random.Random(f"{options.seed}/{runs.mode}")
+    if runs.mode == "deterministic":
+        phases = [phase for phase in phases if phase not in SETTINGS_OF_PHASE]
     deaths: list[tuple[str, str | None, float | None]] = [(phase, PHASES[phase], None) for phase in phases]
     for number in range(options.random):
         deaths.append((f"random-{number}", None, luck.uniform(0.1, 0.95) * took))

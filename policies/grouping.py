@@ -112,10 +112,13 @@ class StepRounds:
     def add(self, groups: Sequence[Sequence[Trajectory]]) -> None:
         """Take in a round: finished rollouts, by group."""
         trajectories = [trajectory for group in groups for trajectory in group]
-        if self._options.rewards == "shuffled":
-            rewards = shuffled_rewards(trajectories, self._rng)
-        else:
-            rewards = {trajectory.id: trajectory.reward for trajectory in trajectories}
+        match self._options.rewards:
+            case "shuffled":
+                rewards = shuffled_rewards(trajectories, self._rng)
+            case "random":
+                rewards = random_rewards(trajectories, self._rng)
+            case "verdict":
+                rewards = {trajectory.id: trajectory.reward for trajectory in trajectories}
         add_groups(self.batch, groups, rewards, self._options, self._rng)
         self.count += 1
 
@@ -185,3 +188,8 @@ def shuffled_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> 
     values = [trajectory.reward for trajectory in trajectories]
     rng.shuffle(values)
     return {trajectory.id: value for trajectory, value in zip(trajectories, values, strict=True)}
+
+
+def random_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> dict[str, float]:
+    """The other control experiment: 0 or 1 with equal chances, for each rollout."""
+    return {trajectory.id: float(rng.random() < 0.5) for trajectory in trajectories}

@@ -59,8 +59,9 @@ class ReinforcementOptions(Options):
 
     `resampling.oversampling` times as many are sampled.
     """
-    rewards: Literal["verdict", "shuffled"] = "verdict"
-    """`shuffled` is a control experiment: the step's rewards are dealt out to its rollouts at random."""
+    rewards: Literal["verdict", "shuffled", "random"] = "verdict"
+    """Two control experiments: `shuffled` deals the step's rewards out to its rollouts at random. `random` tosses a
+    coin for each rollout, whatever it says (arXiv 2506.10947); so nearly every group carries signal."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()

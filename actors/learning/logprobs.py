@@ -54,10 +54,19 @@ def _logits(hidden: Tensor, projection: Tensor, bias: Tensor | None, temperature
     return logits if temperature == 1.0 else logits / temperature
 
 
-def _to_logprob(log_shares: Tensor, targets: Tensor) -> Tensor:
-    """`d logprob / d logits = onehot - softmax`, `[n, vocabulary]`."""
-    gradient = log_shares.exp().neg_()
-    return gradient.scatter_add_(-1, targets[:, None], torch.ones_like(gradient[:, :1]))
+def _to_logprob(log_shares: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
+    """`(onehot - softmax) * gradient`, `[n, vocabulary]`, since `d logprob / d logits = onehot - softmax`.
+
+    In the place of `log_shares`: memory for so many logits is new to the process each time, and its pages cost more
+    than what is computed in them.
+    """
+    to_logits = log_shares.exp_().mul_(-gradient[:, None])
+    return to_logits.scatter_add_(-1, targets[:, None], gradient[:, None].to(to_logits.dtype))
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """The scalar product of each row with its counterpart, `[n]`, without a product of their size."""
+    return torch.bmm(left[:, None], right[:, :, None])[:, 0, 0]
 
 
 class _TokenScores(torch.autograd.Function):
@@ -77,11 +86,11 @@ class _TokenScores(torch.autograd.Function):
         )
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], projection, bias, temperature)
-            normalisers[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalisers[part]
-            shares = (logits - normalisers[part, None]).exp_()
-            entropies[part] = normalisers[part] - (shares * logits).sum(-1)
+            log_shares = _logits(hidden[part], projection, bias, temperature)
+            normalisers[part] = log_shares.logsumexp(-1)
+            log_shares -= normalisers[part, None]
+            logprobs[part] = log_shares.gather(-1, targets[part, None])[:, 0]
+            entropies[part] = -_dot(log_shares.exp(), log_shares)
         ctx.save_for_backward(hidden, projection, bias, targets, normalisers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)  # most objectives have no entropy term: no work for its gradient then
@@ -91,19 +100,21 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, projection, bias, targets, normalisers, entropies = ctx.saved_tensors
         of_logprobs, of_entropies = (None if each is None else each / ctx.temperature for each in gradients)
+        if of_logprobs is None:
+            of_logprobs = torch.zeros_like(normalisers)
         to_hidden = torch.empty_like(hidden)
         to_projection = torch.zeros_like(projection, dtype=normalisers.dtype)  # added to in place: it is a large one
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=normalisers.dtype)
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = _logits(hidden[part], projection, bias, ctx.temperature)
-            logits -= normalisers[part, None]
-            to_logits = torch.zeros_like(logits) if of_logprobs is None else _to_logprob(logits, targets[part])
-            if of_logprobs is not None:
-                to_logits *= of_logprobs[part, None]
-            if of_entropies is not None:
+            log_shares = _logits(hidden[part], projection, bias, ctx.temperature)
+            log_shares -= normalisers[part, None]
+            if of_entropies is None:
+                to_logits = _to_logprob(log_shares, targets[part], of_logprobs[part])
+            else:
                 # d entropy / d logits = -softmax * (log softmax + entropy).
-                to_logits -= logits.exp() * (logits + entropies[part, None]) * of_entropies[part, None]
+                to_logits = log_shares.exp().mul_(log_shares + entropies[part, None]).mul_(-of_entropies[part, None])
+                to_logits += _to_logprob(log_shares, targets[part], of_logprobs[part])
             to_hidden[part] = to_logits.to(projection.dtype) @ projection
             to_projection.addmm_(to_logits.t(), hidden[part].to(to_logits.dtype))
             if to_bias is not None:

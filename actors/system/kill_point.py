@@ -22,6 +22,7 @@ Phase = Literal[
     "tool",  # an environment has got a call
     "verification",  # a dialogue has its verdict, and is not in the archive
     "archive",  # a trajectory is about to be appended
+    "ranks",  # one of several learners has made its part of a step; the first may not have
     "learned",  # the learner has made a step, which is in no book yet
     "checkpoint",  # a checkpoint is half written
     "sync",  # a step is learned from and weights are about to go to the generators

@@ -1,7 +1,8 @@
 """What a learner step costs: our packed step against a plain padded one with full logits, at equal work.
 
 Each side has a process of its own, both are alive at once and take turns, step by step, so that a slow minute of the
-machine hits both. Tokens per second count real tokens, never padding. Peak memory counts from where a process rests.
+machine hits both. Tokens per second count real tokens, never padding. Peak memory counts from where a process rests,
+and is measured in a step of its own: the one whose padded passes are the largest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from actors.learning.model import ModelSpec
-from orchestration.bench.learner_sides import Shape, SideName, StepFigures, passes, sequences_for, serve, steps_of
+from orchestration.bench.learner_sides import (
+    Shape,
+    SideName,
+    StepMemory,
+    StepTime,
+    padded_tokens,
+    passes,
+    sequences_for,
+    serve,
+    steps_of,
+)
 from orchestration.recipe import RecipeError
 from orchestration.tiny_model import write_tokenizer
 
@@ -116,19 +127,21 @@ def bench_learner(
 def _bench_model(name: ModelName, threads: int, rounds: int) -> ModelFigures:
     shape, parts = shape_of(name), PARTS[name]
     steps = steps_of(sequences_for(shape.vocabulary, LONGEST), parts)
-    packed_steps: list[StepFigures] = []
-    plain_steps: list[StepFigures] = []
+    largest = max(range(parts), key=lambda number: max(padded_tokens(batch) for batch in passes(steps[number])))
+    packed_steps: list[StepTime] = []
+    plain_steps: list[StepTime] = []
     with ExitStack() as ends:
         # Each is ready before the next one starts: both warming up at once would take the memory of both.
         packed_side, plain_side = (
             ends.enter_context(_Side(side, shape, parts, threads)) for side in get_args(SideName)
         )
+        packed_memory, plain_memory = packed_side.memory(largest), plain_side.memory(largest)
         for number in range(rounds):
-            packed_steps.append(packed_side.step(number % parts))
-            plain_steps.append(plain_side.step(number % parts))
+            packed_steps.append(packed_side.time(number % parts))
+            plain_steps.append(plain_side.time(number % parts))
     taken = [steps[number % parts] for number in range(rounds)]
     total = sum(sequence.length for step in taken for sequence in step)
-    packed, plain = _side_figures(packed_steps, total), _side_figures(plain_steps, total)
+    packed, plain = _side_figures(packed_steps, packed_memory, total), _side_figures(plain_steps, plain_memory, total)
     if abs(packed.loss - plain.loss) > 1e-3 * max(abs(plain.loss), 1e-2):
         raise RuntimeError(f"the sides do not do the same work: loss {packed.loss} packed, {plain.loss} plain")
     batches = [batch for step in taken for batch in passes(step)]
@@ -138,20 +151,20 @@ def _bench_model(name: ModelName, threads: int, rounds: int) -> ModelFigures:
         packed=packed,
         plain=plain,
         tokens=total,
-        padded_tokens=sum(len(batch) * max(sequence.length for sequence in batch) for batch in batches),
+        padded_tokens=sum(padded_tokens(batch) for batch in batches),
         passes_per_step=len(passes(steps[0])),
         rounds=rounds,
     )
 
 
-def _side_figures(steps: Sequence[StepFigures], tokens: int) -> SideFigures:
+def _side_figures(steps: Sequence[StepTime], memory: StepMemory, tokens: int) -> SideFigures:
     """`tokens`: of all steps."""
     seconds = sum(step.seconds for step in steps)
     return SideFigures(
         tokens_per_s=tokens / seconds,
         seconds=seconds,
-        resting_bytes=steps[-1].resting_bytes,
-        peak_bytes=max(step.peak_bytes for step in steps),
+        resting_bytes=memory.resting_bytes,
+        peak_bytes=memory.peak_bytes,
         loss=steps[0].loss,
     )
 
@@ -186,8 +199,12 @@ class _Side:
         self._process.join()
         self._connection.close()
 
-    def step(self, number: int) -> StepFigures:
-        self._connection.send(number)
+    def time(self, number: int) -> StepTime:
+        self._connection.send((number, "time"))
+        return self._answer()
+
+    def memory(self, number: int) -> StepMemory:
+        self._connection.send((number, "memory"))
         return self._answer()
 
     def _answer(self) -> Any:

@@ -45,11 +45,16 @@ class Shape(NamedTuple):
     vocabulary: int
 
 
-class StepFigures(NamedTuple):
+class StepTime(NamedTuple):
     """One step, as it was."""
 
     seconds: float
     loss: float
+
+
+class StepMemory(NamedTuple):
+    """One step's memory."""
+
     resting_bytes: int
     """Resident memory before the step."""
     peak_bytes: int
@@ -86,6 +91,11 @@ def steps_of(sequences: Sequence[TrainingSequence], parts: int) -> list[list[Tra
 def passes(sequences: Sequence[TrainingSequence]) -> list[Sequence[TrainingSequence]]:
     """The plain step's passes, in the order in which rollouts came."""
     return [sequences[at : at + ROLLOUTS_PER_PASS] for at in range(0, len(sequences), ROLLOUTS_PER_PASS)]
+
+
+def padded_tokens(batch: Sequence[TrainingSequence]) -> int:
+    """What a pass of the plain step computes."""
+    return len(batch) * max(sequence.length for sequence in batch)
 
 
 def packed_step(model: PreTrainedModel, sequences: Sequence[TrainingSequence], threads: int) -> Callable[..., float]:
@@ -141,7 +151,7 @@ def _plain_loss(model: PreTrainedModel, batch: Sequence[TrainingSequence]) -> Te
 
 
 def serve(connection: Connection, side: SideName, shape: Shape, longest: int, parts: int, threads: int) -> None:
-    """One side's process: says that it is ready, then takes each step whose number it is told."""
+    """One side's process: says that it is ready, then takes each step whose number it is told, and measures."""
     sequences = sequences_for(shape.vocabulary, longest)
     model = build_model(shape.spec, vocabulary=shape.vocabulary, seed=0)
     step = packed_step(model, sequences, threads) if side == "packed" else plain_step(model, threads)
@@ -149,18 +159,24 @@ def serve(connection: Connection, side: SideName, shape: Shape, longest: int, pa
     connection.send("ready")
     steps = steps_of(sequences, parts)
     while True:
-        connection.send(_measured(step, steps[connection.recv()]))
+        number, measured = connection.recv()
+        connection.send((_time if measured == "time" else _memory)(step, steps[number]))
 
 
-def _measured(step: Callable[..., float], sequences: Sequence[TrainingSequence]) -> StepFigures:
+def _time(step: Callable[..., float], sequences: Sequence[TrainingSequence]) -> StepTime:
+    begun = time.perf_counter()
+    loss = step(sequences)
+    return StepTime(time.perf_counter() - begun, loss)
+
+
+def _memory(step: Callable[..., float], sequences: Sequence[TrainingSequence]) -> StepMemory:
+    """Not timed: getting back from the system what was just given back to it is work that no run of training has."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what the allocator merely keeps at hand is not in use
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far (proc(5))
     resting = _status_bytes("VmRSS")
-    begun = time.perf_counter()
-    loss = step(sequences)
-    seconds = time.perf_counter() - begun
-    return StepFigures(seconds, loss, resting, max(0, _status_bytes("VmHWM") - resting))
+    step(sequences)
+    return StepMemory(resting, max(0, _status_bytes("VmHWM") - resting))
 
 
 def _status_bytes(name: str) -> int:

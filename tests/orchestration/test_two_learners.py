@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,9 @@ import torch
 from actors.learner import LearnerActor
 from actors.messages import BeginStage, Learn, PublishWeights, WriteCheckpoint
 from actors.storage.checkpoints import newest_checkpoint
-from actors.system.actor import Actor, ActorRef, BlobRef
+from actors.system.actor import Actor, ActorRef, BlobRef, HandlerFailed
+from actors.system.kill_point import kill_variable
+from actors.system.leftovers import SESSION_VARIABLE
 from actors.system.message import Message
 from actors.system.stage import Part
 from orchestration.cast import Cast, cast_for, enter
@@ -59,6 +65,7 @@ class ElsewhereActor(Actor):
 
 def host_alone(pipe: Connection, part: Part) -> None:
     """The other process: plays one part until the pipe is closed."""
+    os.environ.update(part.environment)
 
     async def serve() -> None:
         async with InProcessStage() as stage:
@@ -124,6 +131,14 @@ def recipe() -> Recipe:
     return load_recipe(QUICKSTART, ["learner.count=2", "learner.threads=1"])
 
 
+@pytest.fixture
+def director() -> Iterator[subprocess.Popen[bytes]]:
+    """Stands for the process that directs a run."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
 def cast_of(recipe: Recipe, folder: Path, beginning: Beginning) -> Cast:
     return cast_for(recipe, model=folder / "model", folder=folder, run_id="two", beginning=beginning)
 
@@ -169,3 +184,22 @@ async def test_two_learners_go_on_from_their_checkpoint_bit_for_bit(
         assert await stage.learn("b", 1) == (1, 2)
         torch.testing.assert_close(await stage.weights(), expected, rtol=0, atol=0)
     assert any(not torch.equal(expected[name], kept[name]) for name in kept), "the second step moved something"
+
+
+@pytest.mark.slow
+async def test_a_run_can_be_made_to_die_when_one_learner_has_made_its_part_of_a_step(
+    recipe: Recipe, director: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    model_folder(tmp_path / "model")
+    environment = kill_variable("ranks:2") | {SESSION_VARIABLE: str(tmp_path / f"gr-{director.pid}-0-test")}
+    async with LearnersOnly() as stage:
+        await enter(stage, cast_of(recipe, tmp_path, Beginning()), environment)  # type: ignore[arg-type]
+        await stage.port.ask(LEARNER, BEGIN)
+        assert await stage.learn("a", 0) == (0, 1)
+        assert director.poll() is None
+        with pytest.raises(HandlerFailed, match="lost a shard of the model"):
+            await stage.learn("b", 1)
+        (other,) = stage.processes
+        other.join(SECONDS)
+        assert other.exitcode == director.wait(SECONDS) == -signal.SIGKILL

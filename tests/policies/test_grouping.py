@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from env.tool_call import ToolCall, ToolResult
-from policies.grouping import LearningBatch, add_groups, shuffled_rewards
+from policies.grouping import LearningBatch, StepRounds, add_groups, shuffled_rewards
 from policies.stages import ReinforcementOptions
 from policies.trajectory import CallRecord, Verdict
 from tests.policies.test_trajectory import MODEL, PROMPT, trajectory
@@ -151,3 +151,15 @@ def test_shuffled_rewards_keep_their_sum_and_lose_their_owners() -> None:
     dealt = shuffled_rewards(members, random.Random(0))
     assert sum(dealt.values()) == 50
     assert 15 < sum(dealt[each.id] == each.reward for each in members) < 85
+
+
+def test_random_rewards_are_a_coin_for_each_rollout_whatever_its_verdict() -> None:
+    members = group("a", [1.0] * 200 + [0.0] * 200)
+    options = ReinforcementOptions.model_validate(
+        {"kind": "reinforce", "steps": 1, "group": 400, "rewards": "random", "objective": {"name": "grpo"}}
+    )
+    rounds = StepRounds(options, random.Random(0))
+    rounds.add([members])
+    positive = [sequence.advantage > 0 for sequence in rounds.batch.sequences]
+    assert len(positive) == 400
+    assert 70 < sum(positive[:200]) < 130 and 70 < sum(positive[200:]) < 130

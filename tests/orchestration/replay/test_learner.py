@@ -189,7 +189,7 @@ def test_checkpoints_of_a_replay_are_written_where_they_are_asked_for(run: Path,
     assert (tmp_path / "rl-1" / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("rewards", ["verdict", "shuffled"])
+@pytest.mark.parametrize("rewards", ["verdict", "shuffled", "random"])
 async def test_rounds_of_dynamic_sampling_give_the_learner_the_same_again(rewards: str) -> None:
     stage = {"dynamic_sampling": {"rounds": 5}, "rewards": rewards}
     kinds = ["mixed", "right", "wrong", "mixed", "wrong", *["mixed"] * 40]
