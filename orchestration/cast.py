@@ -12,7 +12,6 @@ from actors.balancer import BalancerActor
 from actors.director import DirectorActor
 from actors.environment import EnvironmentActor
 from actors.generator import GeneratorActor
-from actors.learner import LearnerActor
 from actors.rollout import RolloutActor
 from actors.run_books import CheckpointPlan
 from actors.system.actor import ActorRef
@@ -51,7 +50,15 @@ class Cast:
         yield self.director
 
 
-def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginning: Beginning | None = None) -> Cast:
+def cast_for(
+    recipe: Recipe,
+    *,
+    model: Path,
+    folder: Path,
+    run_id: str,
+    beginning: Beginning | None = None,
+    understudy: Part | None = None,
+) -> Cast:
     """The cast of a training run.
 
     Args:
@@ -59,15 +66,16 @@ def cast_for(recipe: Recipe, *, model: Path, folder: Path, run_id: str, beginnin
         folder: the run's folder.
         run_id: what the run's processes, mounts and cgroups are marked with.
         beginning: what the run goes on from; None for a run that keeps no checkpoints.
+        understudy: takes the place of the learners.
     """
     balancer, archive, learner = ActorRef("balancer"), ActorRef("archive"), ActorRef("learner")
-    others = [ActorRef(f"learner-{rank}") for rank in range(1, recipe.learner.count)]
+    others = [ActorRef(f"learner-{rank}") for rank in range(1, recipe.learner.count) if understudy is None]
     environments = [ActorRef(f"environment-{index}") for index in range(recipe.environments.count)]
     generators = [ActorRef(f"generator-{index}") for index in range(recipe.generators.count)]
     rollouts = [ActorRef(f"rollout-{index}") for index in range(recipe.rollouts.count)]
     restarts = _restarts(recipe)
     return Cast(
-        learner=_learner(recipe, model, learner.name, beginning, others=others),
+        learner=understudy or _learner(recipe, model, learner.name, beginning, others=others),
         other_learners=tuple(_learner(recipe, model, ref.name, beginning) for ref in others),
         balancer=Part(
             name=balancer.name,
@@ -164,6 +172,8 @@ def run_books(recipe: Recipe, folder: Path, beginning: Beginning) -> dict[str, A
 def _learner(
     recipe: Recipe, model: Path, name: str, beginning: Beginning | None, others: Sequence[ActorRef] = ()
 ) -> Part:
+    from actors.learner import LearnerActor  # not above: torch takes seconds, and a simulation has no use for it
+
     settings = recipe.learner
     began: dict[str, Any] = {}
     if beginning is not None:

@@ -69,21 +69,27 @@ def simulated_cast(
     Args:
         balancer: the strategy to try.
         folder: where the archive is written, and checkpoints if the run keeps any.
-        restarts: how often environments, generators and rollout actors are restarted after a death.
+        restarts: how often an actor is restarted after a death; the director never is.
         beginning: what the run goes on from; None for one that keeps no checkpoints.
         workload: what models say; None: what the recipe says that they do.
     """
     workload, engine = workload or workload_of(recipe), engine_of(recipe)
-    # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
-    cast = cast_for(recipe, model=Path("simulated"), folder=Path("simulated"), run_id="simulated")
     version = UNTRAINED if beginning is None else beginning.version
-    learner = {"cost": recipe.simulation.learner, "version": version}
+    learner = Part(
+        name="learner",
+        actor=SimulatedLearnerActor,
+        arguments={"cost": recipe.simulation.learner, "version": version},
+        restarts=restarts,
+    )
+    # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
+    simulated = Path("simulated")
+    cast = cast_for(recipe, model=simulated, folder=simulated, run_id="simulated", understudy=learner)
     books = {} if beginning is None else run_books(recipe, folder, beginning)
     return Cast(
         other_learners=(),
-        learner=replace(cast.learner, actor=SimulatedLearnerActor, arguments=learner),
-        balancer=_with(cast.balancer, options=balancer),
-        archive=_with(cast.archive, folder=str(folder / "archive")),
+        learner=cast.learner,
+        balancer=_with(cast.balancer, restarts, options=balancer),
+        archive=_with(cast.archive, restarts, folder=str(folder / "archive")),
         director=_with(cast.director, model=None, **books),
         environments=tuple(_with(part, restarts, workload=workload) for part in cast.environments),
         generators=tuple(_with(part, restarts, model="", options=engine, script=workload) for part in cast.generators),

@@ -112,7 +112,7 @@ def rehearse_twice(setting: Setting) -> Rehearsal:
 
     Raises `NotRepeatable`, and what `rehearse` raises.
     """
-    once, again = rehearse(setting), rehearse(setting)
+    once, again = _Run(setting).result(), _Run(setting).result()
     if (once.trace_hash, once.events) != (again.trace_hash, again.events):
         raise NotRepeatable(
             f"not the same when run again: trace {once.trace_hash} of {once.events} events, "
@@ -202,7 +202,9 @@ class _Run:
             self._series_on = False
             steps = self._steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
             await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
-            return self._figures(steps)
+            figures = self._figures(steps)
+            self._trajectories.clear()  # else the first collection after the run would go through all that they hold
+            return figures
 
     def _watch_engines(self, stage: VirtualStage) -> None:
         """Look at the engines at even intervals, without a message: the run is the same as without it."""
@@ -217,9 +219,11 @@ class _Run:
                 return
             running, kv = [], []
             for ref in refs:
-                actor = stage.actor(ref)
-                assert isinstance(actor, GeneratorActor)
-                usage = actor.engine.usage() if stage.runs(ref) else None
+                usage = None
+                if stage.runs(ref):
+                    actor = stage.actor(ref)
+                    assert isinstance(actor, GeneratorActor)
+                    usage = actor.engine.usage()
                 running.append(usage.running if usage else 0)
                 kv.append(usage.kv_used_tokens / kv_tokens if usage else 0.0)
             self._series.seconds.append((stage.loop.now_ns() - self._began_ns) / NS)

@@ -184,7 +184,7 @@ class ContinuousBatching:
         last = self._prefilling
         if last is not None and chunk:
             prefill, pairs = chunk, self._compute(last, chunk)
-        work = StepWork(1, self._decoding, self._context + self._decoding * self._clock)
+        decoding, context = self._decoding, self._context + self._decoding * self._clock
         budget -= prefill
         while not preempted and budget > 0 and self._waiting and len(self._running) < self.limits.max_running:
             hits = self._admissible(self._waiting[0])
@@ -195,7 +195,7 @@ class ContinuousBatching:
             pairs += self._compute(sequence, chunk)
             prefill, budget = prefill + chunk, budget - chunk
         self.counts.prefill_tokens += prefill
-        return work._replace(prefill_tokens=prefill, prefill_pairs=pairs)
+        return StepWork(1, decoding, context, prefill, pairs)
 
     def _take_or_preempt(self, crossing: list[_Sequence], chunk: int) -> bool:
         """Blocks for those that need one, in order of admission; the last admitted are preempted to make room."""

@@ -229,7 +229,7 @@ class ScriptedDialogue(Dialogue):
     def _grow(self, count: int, turns: int = 0) -> CountedTokens:
         """Add tokens to the history; returns them alone."""
         before, self._counted = self._counted.length, self._counted.grown(count, turns)
-        return self._counted._replace(skip=before)
+        return self._counted.without(before)
 
     def _read(self, ids: PackedIds) -> Turn:
         return read_scripted(self._said, self._ended, f"{self.id}/{self.turns - 1}", self._limits.call)

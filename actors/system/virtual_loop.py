@@ -50,6 +50,8 @@ class VirtualHandle(functools.partial):
     A partial, since millions are made and called, and of a partial both cost no step of the interpreter.
     """
 
+    __slots__ = ()
+
     def cancel(self) -> None:
         """As `asyncio.Handle.cancel`; what it held is free at once."""
         self.__setstate__((_nothing, (), {}, None))  # pyright: ignore[reportAttributeAccessIssue] - not in typeshed
@@ -132,7 +134,12 @@ class VirtualLoop(ConfinedLoop):
         self._line.append((self._now + self._delay_ns, self._serial, VirtualHandle(context.run, callback, *args)))
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        return self.call_at_ns(self._now + round(delay * NS), callback, *args, context=context)
+        # As call_at_ns, without its arguments' being packed once more: engines set a timer for every step.
+        after = round(delay * NS)
+        handle = VirtualHandle((context or copy_context()).run, callback, *args)
+        self._serial += 1
+        heapq.heappush(self._timers, (self._now + after if after > 0 else self._now, self._serial, handle))
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         return self.call_at_ns(round(when * NS), callback, *args, context=context)

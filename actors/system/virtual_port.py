@@ -108,16 +108,17 @@ class Deadlines:
 
     def __init__(self, loop: VirtualLoop, note: Callable[..., None]) -> None:
         self._loop, self._note = loop, note
-        self._queues: dict[float, deque[tuple[int, asyncio.Future[Any], str, str, str]]] = {}
+        self._queues: dict[float, tuple[int, deque[tuple[int, asyncio.Future[Any], str, str, str]]]] = {}
+        """By deadline in seconds: that in nanoseconds, and who waits."""
 
     def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
         """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`."""
-        queue = self._queues.get(deadline_s)
-        if queue is None:
-            queue = self._queues[deadline_s] = deque()
+        if deadline_s not in self._queues:
+            self._queues[deadline_s] = round(deadline_s * NS), deque()
+        deadline_ns, queue = self._queues[deadline_s]
         while queue and queue[0][1].done():
             queue.popleft()
-        queue.append((self._loop.now_ns() + round(deadline_s * NS), answer, source, target, tag))
+        queue.append((self._loop.now_ns() + deadline_ns, answer, source, target, tag))
         if len(queue) == 1:
             self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
 

@@ -4,7 +4,9 @@ Invariants:
 - all that happens follows from the parts, the seed and the fault plan (and `explore`): see `virtual_loop`;
 - messages travel as `virtual_post` says;
 - whoever waits for an actor that dies gets `ActorLost` after `Network.death_seen_s`, and its next incarnation is there
-  after `Network.restart_s`.
+  after `Network.restart_s`;
+- what a dead actor had open (files, locks) is closed by then, as the kernel closes what a process leaves: nothing holds
+  its object any longer.
 """
 
 from __future__ import annotations
@@ -97,9 +99,13 @@ class VirtualStage:
         self._listeners.append(listener)
 
     def actor(self, ref: ActorRef) -> Actor:
-        """The object that plays a part now, for those who watch a run. Raises `LookupError` for an unknown actor."""
+        """The object that plays a part now, for those who watch a run.
+
+        Raises `LookupError` for an unknown actor, or one that is dead.
+        """
         actor = self._member(ref).actor
-        assert actor is not None, "an actor is constructed when it is recruited"
+        if actor is None:
+            raise LookupError(f"{ref.name} is dead")
         return actor
 
     def blob(self, key: str) -> Any:
@@ -190,6 +196,7 @@ class VirtualStage:
         if member.state == "running" and member.actor is not None:
             member.actor.vanish()
         member.state = "gone"
+        member.actor = None
         member.held.clear()
         for task in self.loop.tasks_of(member.owner):
             task.cancel()

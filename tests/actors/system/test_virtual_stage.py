@@ -1,6 +1,8 @@
 """The virtual stage keeps what a stage promises, and breaks what a fault plan says."""
 
 import asyncio
+import fcntl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +72,28 @@ class FailsLater(Actor):
     async def _fail(self) -> None:
         await self.port.clock.sleep(1)
         raise RuntimeError("planted")
+
+
+class LocksAFile(Actor):
+    """The only one that has a file, as long as it lives."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def start(self) -> None:
+        self._file = self._path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    async def stop(self) -> None:
+        self._file.close()
+
+    @handles(Say)
+    async def on_say(self, message: Say) -> Said:
+        return Said(text=message.text, incarnation=self.port.incarnation)
+
+    @handles(Hang)
+    async def on_hang(self, _: Hang) -> None:
+        await asyncio.Event().wait()
 
 
 class Count(Request[Done], tag="test.virtual_count"):
@@ -165,6 +189,21 @@ def test_a_killed_actor_fails_its_asks_is_restarted_and_says_nothing_more() -> N
             await stage.port.ask(REF, Say(text="gone for good"))
 
     play(scene, A, WITNESS)
+
+
+def test_what_a_dead_actor_had_open_is_closed_before_its_next_incarnation_starts(tmp_path: Path) -> None:
+    async def scene(stage: VirtualStage) -> int:
+        asked = asyncio.ensure_future(stage.port.ask(REF, Hang()))
+        await asyncio.sleep(1)
+        await stage.kill(REF)
+        with pytest.raises(LookupError, match="is dead"):
+            stage.actor(REF)
+        with pytest.raises(ActorLost):
+            await asked
+        await asyncio.sleep(5)
+        return (await stage.port.ask(REF, Say(text="again"))).incarnation
+
+    assert play(scene, Part(name="a", actor=LocksAFile, arguments={"path": tmp_path / "file"}, restarts=1)) == 1
 
 
 def test_the_answer_of_a_dead_incarnation_is_not_heard() -> None:

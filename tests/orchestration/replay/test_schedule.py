@@ -17,7 +17,7 @@ from orchestration.replay.recorded_run import RecordedRun
 from orchestration.replay.schedule import recorded_steps, with_load
 from orchestration.run_folder import write_recipe
 from orchestration.simulated_cast import workload_of
-from orchestration.simulation import Setting, rehearse
+from orchestration.simulation import Setting, rehearse_twice
 from policies.dialogue import DialogueLimits
 from tests.orchestration.small_recipe import small_recipe
 from tests.policies.test_recorded_workload import played
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for sample in range(8):
                 writer.append(played(f"rl/{step}/{group}/{sample}", workload_of(recipe), limits))
     writer.close()
-    real = rehearse(Setting(recipe=with_load(recipe, LOAD), stage="rl", steps=STEPS, balancer=recipe.balancer))
+    real = rehearse_twice(Setting(recipe=with_load(recipe, LOAD), stage="rl", steps=STEPS, balancer=recipe.balancer))
     with JsonlMetrics(folder / "metrics.jsonl") as metrics:
         for step, figures in enumerate(real.steps, 1):
             longer = figures["time_rollout_s"] + OVERHEAD_S
