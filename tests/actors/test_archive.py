@@ -124,7 +124,7 @@ async def test_an_archive_that_was_started_again_goes_on_where_the_dead_one_was(
         dead = ArchiveActor(folder=str(tmp_path))
         await stage.host("archive", dead)
         await store(stage, "a", "b")
-        record = RecordTrainedStep(stage="rl", step=0, version=WeightsVersion(0, 1), groups=(), digest="")
+        record = RecordTrainedStep(stage="rl", step=0, version=WeightsVersion(0, 1), groups=(), taken=(), digest="")
         await stage.port.ask(ActorRef("archive"), record)
         dead.vanish()
         (tmp_path / FILE).open("a").write('{"torn')
