@@ -28,6 +28,8 @@ SETTINGS = [
     "generators.count=1",
     "generators.engine.kv_tokens=1024",
     "environments.count=1",
+    "environments.workers=1",
+    "environments.preloaded=[]",
 ]
 VICTIMS = {"archive": 0.5, "balancer": 1.0, "rollout-0": 1.5, "environment-0": 2.0, "learner": 2.5}
 
