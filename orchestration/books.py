@@ -21,6 +21,9 @@ def books_fault(recipe: Recipe, run: Path) -> str:
     repeated = [key for key, times in Counter((line["stage"], line["step"]) for line in lines).items() if times > 1]
     if repeated:
         return f"trained twice: {repeated}"
+    groups = Counter(group["group"] for line in lines for group in line["groups"])
+    if twice := [group for group, times in groups.items() if times > 1]:
+        return f"groups that were learned from twice: {', '.join(twice)}"
     versions = [line["version"][1] for line in lines]
     if versions != list(range(versions[0], versions[0] + len(versions))) if versions else False:
         return f"versions are not one after another: {versions}"

@@ -1,6 +1,6 @@
 """Real processes on real Ray die by SIGKILL while they train; engine, interpreters and learner are understudies.
 
-(With real ones: tests/system/test_drill.py. On the virtual stage: tests/orchestration/test_resume.py.)
+(With real ones: `greenroom drill`. On the virtual stage: tests/orchestration/test_resume.py.)
 """
 
 from __future__ import annotations
