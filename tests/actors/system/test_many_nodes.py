@@ -153,7 +153,7 @@ async def test_who_has_no_token_is_refused(local_ray: LocalRay, nodes: dict[str,
 
 def _knock(address: str, token: str) -> str:
     with grpc.insecure_channel(address) as channel:
-        metadata = [("authorization", f"Bearer {token}")] if token else []
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
         try:
             channel.unary_unary(CHECK_ALIVE)(b"", timeout=PATIENCE_S, metadata=metadata)
         except grpc.RpcError as error:
