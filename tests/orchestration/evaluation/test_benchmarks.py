@@ -69,7 +69,8 @@ def test_ifeval_grades_by_its_instructions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("arena-hard", "judge"), ("bfcl", "--data bfcl=FOLDER"), ("aime23", "no benchmark")]
+    ("name", "complaint"),
+    [("arena-hard", "--data arena-hard=FOLDER"), ("bfcl", "--data bfcl=FOLDER"), ("aime23", "no benchmark")],
 )
 def test_what_can_not_be_graded_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(RecipeError, match=complaint):
