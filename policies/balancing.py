@@ -26,7 +26,7 @@ StrategyName = Literal[
 class BalancerOptions(Options):
     """Which strategy grants leases, and its settings; a strategy ignores those of others."""
 
-    strategy: StrategyName = "worst_case"
+    strategy: StrategyName = "predictive"
     headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each generator's KV capacity that is never promised (worst_case, oversubscribed, predictive)."""
     batch: Annotated[int, Field(ge=1)] = 256

@@ -16,7 +16,7 @@ from tests.orchestration.small_recipe import small_recipe
 
 @pytest.fixture(scope="module")
 def drill() -> Drill:
-    return Drill(small_recipe())
+    return Drill(small_recipe("predictive"))  # as recipes have it by default
 
 
 @pytest.mark.slow  # a hundred plans, each run twice
