@@ -79,7 +79,6 @@ def simulated_cast(
         name="learner",
         actor=SimulatedLearnerActor,
         arguments={"cost": recipe.simulation.learner, "version": version},
-        restarts=restarts,
     )
     # Paths travel in messages, so they must be the same in each run: only the archive learns where it really is.
     simulated = Path("simulated")
@@ -87,7 +86,7 @@ def simulated_cast(
     books = {} if beginning is None else run_books(recipe, folder, beginning)
     return Cast(
         other_learners=(),
-        learner=cast.learner,
+        learner=_with(cast.learner, max(cast.balancer.restarts, restarts)),  # as often as others of which there is one
         balancer=_with(cast.balancer, restarts, options=balancer),
         archive=_with(cast.archive, restarts, folder=str(folder / "archive")),
         director=_with(cast.director, model=None, **books),
