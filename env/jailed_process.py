@@ -131,7 +131,7 @@ class JailedProcess:
             self._lane.cgroup.prepare(self._limits)
         self._pid, self._pidfd = self._lane.launch(self._nsjail, theirs)
         self._open.add(self._pidfd)
-        os.write(control, b"!")  # init waits for this: its program can't start outside its limits
+        os.write(control, runner.START)  # init waits for this: its program can't start outside its limits
 
     def _flooded(self) -> None:
         self._kill("output_limit")

@@ -8,8 +8,8 @@ Invariants:
 - only init can write to the status pipe; the program's process has closed every descriptor but 0, 1 and 2
   before it sees a byte of the user's code, and the seccomp filter keeps it from taking one from init;
 - init never parses the user's code and never reads what the program writes;
-- when init ends, the kernel ends everything else in the jail; init ends when the program has, or when the
-  control pipe closes because the host's process died.
+- when init ends, the kernel ends everything else in the jail; init ends when the program has (a session's does
+  not), or when the control pipe closes because the host's process died.
 
 Descriptors that the host passes (`env.jail`): 0 the program's input, 1 and 2 the jail's log, then
 CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER as numbered below.
@@ -27,7 +27,9 @@ CODE = 3
 STATUS = 4
 """Writable: `started <monotonic ns>`, then `ended <wait status> <monotonic ns> <max rss in KiB>`."""
 CONTROL = 5
-"""Readable: one byte when the program may start; end of file when the jail must end."""
+"""Readable: START or STAY when the program may start; end of file when the jail must end."""
+START, STAY = b"!", b"s"
+"""One byte each: init ends with the program, or only with the jail."""
 STDOUT = 6
 STDERR = 7
 RUNNER = 8
@@ -49,7 +51,8 @@ _HIGHEST_SIGNAL = 64
 
 def main():
     code = read_whole(CODE)
-    if not posix.read(CONTROL, 1):
+    start = posix.read(CONTROL, 1)
+    if not start:
         posix._exit(1)
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # process 1 ignores what it does not handle
     posix.write(STATUS, b"started %d\n" % time.monotonic_ns())
@@ -58,12 +61,24 @@ def main():
         become_program()
         return run_program(code)
     _thread.start_new_thread(end_with_host, ())
+    if start == STAY:
+        outlive_all()
     while True:
         process, status, usage = posix.wait4(-1, 0)
         if process == program:
             break
     posix.write(STATUS, b"ended %d %d %d\n" % (status, time.monotonic_ns(), usage.ru_maxrss))
     posix._exit(0)
+
+
+def outlive_all():
+    """Never returns: what is left of a session is not to die with the process that began it, which may be killed."""
+    try:
+        while True:
+            posix.wait4(-1, 0)
+    except ChildProcessError:  # nobody is left who could have children
+        while True:
+            _signal.pause()
 
 
 def end_with_host():

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 
-from env import cgroups, jail
+from env import cgroups, jail, runner
 from env.image import Image
 from env.jail_link import Link
 from env.jail_processes import ended, hurry_nsjail, kill, reap, send
@@ -62,7 +62,7 @@ class _JailRoom:
         """Runs in the lane's thread."""
         self.begin_cell()
         self._pid, self._pidfd = self._lane.launch(self._rooms.nsjail.path, theirs)
-        os.write(self._control_writer, b"!")
+        os.write(self._control_writer, runner.STAY)
 
     def admit(self, pid: int) -> None:
         """It was started under the room's limits. That it talks means that init is there. Raises `OSError`."""
