@@ -4,8 +4,9 @@ Each seed draws a plan (`ActorFaultPlan.draw`) and an order of actors (`explore`
 invariant kept, all rollouts accounted for, and not much later than the faults can explain. It is run twice, and must be
 the same both times, message for message.
 
-Killed are environments, generators and rollout actors: nothing rebuilds the others yet. All actors freeze, and get
-messages late, twice, after a resend; those that may be killed also lose some for good.
+Killed are all actors but the director, which directs the run; the learner's death takes the run back to its
+beginning, since a drill keeps no checkpoints. All actors freeze, and get messages late, twice, after a resend; those
+of which there are several also lose some for good.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ STEPS, PROMPTS, GROUP = 2, 4, 4
 GENERATORS, ENVIRONMENTS, ROLLOUTS = 3, 2, 2
 RESTARTS = 20
 """More than any plan kills."""
+LEARNER_DEATHS = 2
+"""The most in a plan: a run whose learner keeps dying at one place ends, and should."""
 PATIENCE_S = 300.0
 """Time that one fault may cost: a frozen actor, a restart, a mailbox that gives up, and work done anew."""
 
@@ -77,14 +80,17 @@ class Drill:
 
     def plan(self, seed: int) -> ActorFaultPlan:
         """The plan of a seed."""
-        mortal = [f"generator-{index}" for index in range(GENERATORS)]
-        mortal += [f"environment-{index}" for index in range(ENVIRONMENTS)]
-        mortal += [f"rollout-{index}" for index in range(ROLLOUTS)]
-        others = ["balancer", "archive", "learner", "director"]
+        several = [f"generator-{index}" for index in range(GENERATORS)]
+        several += [f"environment-{index}" for index in range(ENVIRONMENTS)]
+        several += [f"rollout-{index}" for index in range(ROLLOUTS)]
+        mortal = [*several, "balancer", "archive", "learner"]
         kinds: tuple[ActorFaultKind, ...] = ("kill", "freeze", "delay", "drop", "double", "lose")
-        plan = ActorFaultPlan.draw(seed, actors=mortal + others, until=self._calm_s, kinds=kinds, killable=mortal)
-        kept = [fault for fault in plan.faults if fault.kind != "lose" or fault.actor in mortal]
-        return ActorFaultPlan(faults=tuple(kept))
+        actors = [*mortal, "director"]
+        plan = ActorFaultPlan.draw(seed, actors=actors, until=self._calm_s, kinds=kinds, killable=mortal)
+        kept = [fault for fault in plan.faults if fault.kind != "lose" or fault.actor in several]
+        of_the_learner = [fault for fault in kept if fault.kind == "kill" and fault.actor == "learner"]
+        too_many = of_the_learner[LEARNER_DEATHS:]
+        return ActorFaultPlan(faults=tuple(fault for fault in kept if fault not in too_many))
 
     def fault_of(self, plan: ActorFaultPlan, explore: int | None) -> str:
         """Why a run under a plan is not as it should be; empty if it is."""

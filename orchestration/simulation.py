@@ -14,7 +14,14 @@ from pathlib import Path
 
 from actors.engines.simulated_engine import SimulatedEngine
 from actors.generator import GeneratorActor
-from actors.messages import CallFinished, NextReports, RolloutFinished, RunCall, RunReinforcement
+from actors.messages import (
+    CallFinished,
+    NextReports,
+    RestoreCheckpoint,
+    RolloutFinished,
+    RunCall,
+    RunReinforcement,
+)
 from actors.system.actor import ActorRef
 from actors.system.actor_faults import ActorFaultPlan
 from actors.system.trace import Event, Trace
@@ -29,7 +36,7 @@ from policies.balancing import BalancerOptions, most_promised
 from policies.curriculum import ProblemOptions
 from policies.dialogue import DialogueLimits
 from policies.makespan_bound import lower_bound
-from policies.run_progress import Figures
+from policies.run_progress import Figures, that_count
 from policies.scripted import Script
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
@@ -191,6 +198,7 @@ class _Run:
                     ("ask", RunCall): self._on_call_asked,
                     ("answer", CallFinished): self._on_call_finished,
                     ("answer", RolloutFinished): self._on_rollout_finished,
+                    ("ask", RestoreCheckpoint): self._on_restored,
                 }
             )
             self._watch_engines(stage)
@@ -200,7 +208,7 @@ class _Run:
             await stage.port.ask(DIRECTOR, request)
             reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
             self._series_on = False
-            steps = self._steps = [_numbers(report.figures) for report in reports if report.kind == "step"]
+            steps = self._steps = [_numbers(report.figures) for report in that_count(reports) if report.kind == "step"]
             await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
             figures = self._figures(steps)
             self._trajectories.clear()  # else the first collection after the run would go through all that they hold
@@ -248,6 +256,12 @@ class _Run:
     def _on_rollout_finished(self, event: Event) -> None:
         assert isinstance(event.message, RolloutFinished)
         self._trajectories.setdefault(event.message.trajectory.id, (event.now_ns, event.message.trajectory))
+
+    def _on_restored(self, _: Event) -> None:
+        """A rehearsal keeps no checkpoints: it has gone back to its beginning."""
+        self._trajectories.clear()
+        self._calls.clear()
+        self._call_seconds.clear()
 
     # --- figures ----------------------------------------------------------------------------------
 
@@ -311,12 +325,8 @@ class _Run:
             "truncated_share": sum(step["truncated_share"] for step in steps) / n,
             "response_tokens_mean": sum(step["response_tokens_mean"] for step in steps) / n,
             "step_s": step_s,
-            "run_s": step_s * self._planned_steps(),
+            "run_s": step_s * self._recipe.stages[self._setting.stage].steps,
         }
-
-    def _planned_steps(self) -> int:
-        stage = self._recipe.stages[self._setting.stage]
-        return stage.steps
 
     def _tail(self, makespan: float) -> float:
         """Share of the time in which the last rollouts finish."""

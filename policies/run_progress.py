@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -84,6 +84,20 @@ class Rewound(Record):
     """What still counts; what it has untold is told again after this."""
     place: str
     why: str
+
+
+def that_count(reports: Sequence[StepFigures | Rewound]) -> list[StepFigures]:
+    """All reports of a run, none of which had been fetched before, without those of what it has gone back before.
+
+    What still counts of these is told again after each return.
+    """
+    counted: list[StepFigures] = []
+    for report in reports:
+        if isinstance(report, Rewound):
+            counted = []
+        else:
+            counted.append(report)
+    return counted
 
 
 NOTHING_DONE = RunProgress(version=UNTRAINED)

@@ -40,6 +40,7 @@ def test_a_killed_generator_costs_no_rollout(drill: Drill) -> None:
 
 def test_a_generator_that_is_gone_for_good_is_waited_for_once() -> None:
     recipe = small_recipe()
+    recipe = recipe.model_copy(update={"supervision": recipe.supervision.model_copy(update={"restarts": 0})})
     kill = ActorFault(kind="kill", at=3.0, actor="generator-1")
 
     def syncs(*faults: ActorFault) -> list[float]:
@@ -50,6 +51,13 @@ def test_a_generator_that_is_gone_for_good_is_waited_for_once() -> None:
     calm, first = syncs()[0], syncs(kill)
     assert first[0] - calm > LEFT_OUT_S
     assert first[1:] == pytest.approx([calm, calm])
+
+
+@pytest.mark.parametrize("actor", ["balancer", "archive", "learner"])
+@pytest.mark.parametrize("at", [1.0, 4.0, 12.0])
+def test_those_of_which_there_is_one_may_die(drill: Drill, actor: str, at: float) -> None:
+    plan = ActorFaultPlan(faults=(ActorFault(kind="kill", at=at, actor=actor),))
+    assert drill.fault_of(plan, None) == ""
 
 
 class _LeavesTheDeadIn(Supervision):
