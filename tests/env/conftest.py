@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -41,9 +42,8 @@ class Host:
 
 
 def children_of_process(pid: int) -> frozenset[int]:
-    """Children of any of its threads."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return frozenset(int(child) for task in tasks for child in (task / "children").read_text().split())
+    """Children of any of its threads, those that nobody has waited for among them."""
+    return frozenset(child.pid for child in psutil.Process(pid).children())
 
 
 def children_of_this_process() -> frozenset[int]:
