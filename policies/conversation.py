@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from env.tool_call import ToolResult
@@ -23,7 +24,7 @@ from policies import tokens
 from policies.chat_format import ChatFormat
 from policies.dialogue import NO_ANSWER, DialogueLimits, Execute, Sample, Turn, TurnTaking
 from policies.tokens import PackedIds
-from policies.trajectory import UNTRAINED, CallRecord, Finish, Problem, Span, Trajectory, WeightsVersion
+from policies.trajectory import UNTRAINED, CallRecord, Finish, Problem, Span, Trajectory, VersionRun, WeightsVersion
 
 STOPPED = "The user stopped it."
 STAGE = "chat"
@@ -149,8 +150,10 @@ class Conversation(TurnTaking):
         self._unread = unread
         self._wait(finish)
 
-    def _take(self, ids: PackedIds, logprobs: bytes, version: WeightsVersion) -> Turn:
-        turn = super()._take(ids, logprobs, version)
+    def _take(
+        self, ids: PackedIds, logprobs: bytes, version: WeightsVersion, earlier: Sequence[VersionRun] = ()
+    ) -> Turn:
+        turn = super()._take(ids, logprobs, version, earlier)
         self._cut_off = not turn.ended
         return turn
 

@@ -43,7 +43,7 @@ class Cursor(NamedTuple):
 
     seed: int
     epoch: int
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]: nobody looks for a value in a cursor
     """Within the epoch's order, from 0."""
 
 

@@ -35,7 +35,7 @@ class Block(NamedTuple):
     start: int
     """First token in the row."""
     stop: int
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]: nobody counts in a block
     """N sequences."""
     length: int
     """L tokens, the longest of them."""
