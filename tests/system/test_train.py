@@ -163,10 +163,10 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(run) -> None:
 
 
 @contextlib.contextmanager
-def endless_training(runs: Path) -> Iterator[subprocess.Popen[str]]:
+def endless_training(runs: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
     """A run that is in the middle of its SFT stage; it is gone afterwards, whatever the test made of it."""
     process = subprocess.Popen(
-        command(runs, settings=[*MINIATURE, "stages.sft.steps=100000"]),
+        command(runs, settings=[*MINIATURE, "stages.sft.steps=100000", *settings]),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -182,9 +182,13 @@ def endless_training(runs: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
+def test_a_learner_that_dies_comes_back_and_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
     before = machine_state()
     with endless_training(tmp_path) as process:
+        assert process.stdout is not None
+        learner_of(process, tmp_path).kill()
+        assert any("going on" in line for line in process.stdout), "the run ended with its learner"
+        assert any("/100000" in line for line in process.stdout), "the run ended before it learned again"
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=90)[0]
     assert process.returncode == 130, rest
@@ -196,18 +200,21 @@ def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failure_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Kill the learner in the middle: the run can't go on, says who was lost, and cleans up."""
+    """Kill a learner that may not come back: the run can't go on, says who was lost, and cleans up."""
     before = machine_state()
-    with endless_training(tmp_path) as process:
-        log = tmp_path / "quickstart" / "logs" / "learner.log"
-        learner = next(each for each in psutil.Process(process.pid).children(recursive=True) if _writes_to(each, log))
-        learner.kill()
+    with endless_training(tmp_path, "supervision.restarts=0") as process:
+        learner_of(process, tmp_path).kill()
         rest = process.communicate(timeout=90)[0]
     assert process.returncode == 1, rest
     assert "learner" in rest
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     assert not summary["finished"] and "learner" in summary["reason"]
     assert settled(before) == (set(), 0, set())
+
+
+def learner_of(run: subprocess.Popen[str], runs: Path) -> psutil.Process:
+    log = runs / "quickstart" / "logs" / "learner.log"
+    return next(each for each in psutil.Process(run.pid).children(recursive=True) if _writes_to(each, log))
 
 
 def _writes_to(process: psutil.Process, log: Path) -> bool:
