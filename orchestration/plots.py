@@ -95,7 +95,7 @@ def draw_all(records: Sequence[Record]) -> list[Drawn]:
         ),
         _lines(
             "Waiting for a lease",
-            "Share of rollouts that could not start at once, since no generator had room for their worst case.",
+            "Share of rollouts that could not start at once, since the balancer saw no room for them on any generator.",
             steps,
             {"queued_share": ("rollouts that waited", BLUE)},
             percent=True,
