@@ -15,31 +15,27 @@ from collections.abc import Coroutine
 from typing import Any
 
 from actors.environment_pool import EnvironmentPool
+from actors.leases import Leases
 from actors.messages import (
     AbandonRollouts,
-    AcquireLease,
-    BeginTurn,
     DescribeLeases,
     DescribeRollouts,
-    ForgetRollout,
     LeaseGranted,
     LeasesHeld,
-    ReleaseLease,
     RolloutFinished,
     RolloutsStatus,
     RunRollout,
     SampleTurn,
     StoreTrajectory,
-    TurnEnded,
     TurnSampled,
 )
-from actors.supervision import Watched, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
+from actors.supervision import Watched, patiently
+from actors.system.actor import ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import ToolCall, ToolResult
-from policies.balancing import HeldLease, Lease, Wish
+from policies.balancing import Lease, Wish
 from policies.dialogue import Dialogue, Execute, Finished, Sample, Verify
 from policies.scripted import Script
 from policies.trajectory import Trajectory, Verdict
@@ -49,15 +45,9 @@ log = logging.getLogger(__name__)
 
 TURN_DEADLINE_S = 600.0
 """A generator that has not finished one turn by then is taken for dead."""
-LEASE_DEADLINE_S = 3600.0
 ARCHIVE_DEADLINE_S = 120.0
-FORGET_DEADLINE_S = 60.0
 TRIES = 3
 """How often a turn is tried again after the generator that had it died."""
-
-
-class RefusedRollout(ValueError):
-    """No generator could ever hold the rollout."""
 
 
 class RolloutActor(Watched):
@@ -86,13 +76,12 @@ class RolloutActor(Watched):
         self._balancer, self._archive = balancer, archive
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
-        self._held: dict[str, HeldLease] = {}
-        """Leases, by name, from when they are granted until the balancer has them back."""
         self.turns_again = 0
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._environments = EnvironmentPool(self.port, self._environment_refs)
+        self.leases = Leases(self.port, self._balancer)
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
@@ -107,7 +96,7 @@ class RolloutActor(Watched):
     async def on_describe(self, _: DescribeRollouts) -> RolloutsStatus:
         return RolloutsStatus(
             playing=len(self._running),
-            leases=len(self._held),
+            leases=len(self.leases.held()),
             turns_again=self.turns_again,
             calls_elsewhere=self._environments.retried_elsewhere,
         )
@@ -121,7 +110,7 @@ class RolloutActor(Watched):
 
     @handles(DescribeLeases)
     async def on_describe_leases(self, _: DescribeLeases) -> LeasesHeld:
-        return LeasesHeld(leases=tuple(self._held.values()))
+        return LeasesHeld(leases=self.leases.held())
 
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
@@ -141,63 +130,6 @@ class RolloutActor(Watched):
             )
         assert self._chat is not None, "start() loads it"
         return Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
-
-    async def acquire(self, wish: Wish) -> LeaseGranted:
-        """A lease for `wish`. Raises `RefusedRollout`."""
-        asked = self.port.start_task(self._ask_for_lease(wish))
-        try:
-            granted = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            self.port.start_task(self._unwanted(wish, asked))
-            raise
-        if isinstance(granted, ActorError):
-            raise granted
-        if granted.lease is None:
-            raise RefusedRollout(granted.refusal)
-        self._held[wish.rollout] = HeldLease(wish=wish, lease=granted.lease, tokens=wish.prompt_tokens)
-        return granted
-
-    async def _ask_for_lease(self, wish: Wish) -> LeaseGranted | ActorError:
-        try:
-            return await patiently(self.port, self._balancer, AcquireLease(wish=wish), LEASE_DEADLINE_S)
-        except ActorError as error:  # whoever waits raises it
-            return error
-
-    async def _unwanted(self, wish: Wish, asked: asyncio.Task[LeaseGranted | ActorError]) -> None:
-        """Withdraw a wish; if it is granted all the same, since the one crossed the other, give the lease back."""
-        await insist(self.port, self._balancer, ReleaseLease(rollout=wish.rollout), patient=True)
-        granted = await asked
-        if isinstance(granted, LeaseGranted) and granted.lease is not None:
-            await self._give_back(granted.lease, None)
-
-    def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
-        """Release a lease: the generator first drops what it holds, then the balancer may promise it again.
-
-        `tokens` is the length that the rollout came to, None if it did not come to its end.
-        """
-        assert granted.lease is not None
-        self.port.start_task(self._give_back(granted.lease, tokens))
-
-    async def _give_back(self, lease: Lease, tokens: int | None) -> None:
-        try:
-            await self.port.ask(ActorRef(lease.generator), ForgetRollout(rollout=lease.rollout), FORGET_DEADLINE_S)
-        except ActorError as error:  # then what it held is gone, or will be: nobody can wait for it
-            log.warning("%s could not be told to forget %s: %s", lease.generator, lease.rollout, error)
-        released = ReleaseLease(rollout=lease.rollout, tokens=tokens)
-        await insist(self.port, self._balancer, released, patient=True)
-        self._held.pop(lease.rollout, None)
-
-    async def may_begin(self, lease: Lease, turn: int) -> None:
-        """Wait at the turn barrier, if the lease has one."""
-        if lease.turn_barrier:
-            await patiently(self.port, self._balancer, BeginTurn(rollout=lease.rollout, turn=turn), LEASE_DEADLINE_S)
-
-    def say_progress(self, lease: Lease, tokens: int) -> None:
-        """Tell the balancer how long the sequence is, if it makes use of that."""
-        if lease.wants_progress:
-            held = self._held[lease.rollout]
-            self._held[lease.rollout] = held.model_copy(update={"tokens": tokens})
-            self.port.tell(self._balancer, TurnEnded(rollout=lease.rollout, tokens=tokens))
 
     async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
         """Run one call; one whose environment died is tried on another."""
@@ -265,7 +197,7 @@ class _Play:
             self._take_in(sampled)
             self._known = self._dialogue.length
             if not self._dialogue.ended:  # else the length comes with the lease
-                self._actor.say_progress(self._lease(), self._dialogue.length)
+                self._actor.leases.say_progress(self._lease(), self._dialogue.length)
             return
         raise ActorLost(f"rollout {self._request.id}: {TRIES} generators were lost in one turn; see their logs")
 
@@ -281,7 +213,7 @@ class _Play:
         if self._granted is None:
             await self._acquire()
         else:
-            await self._actor.may_begin(self._lease(), sample.turn)
+            await self._actor.leases.may_begin(self._lease(), sample.turn)
         sampled = await self._ask_turn(sample)
         if sampled.finish == "history_missing":
             self._known = 0
@@ -309,7 +241,7 @@ class _Play:
 
     async def _acquire(self) -> None:
         start = self._actor.port.clock.now_ns()
-        self._granted = await self._actor.acquire(
+        self._granted = await self._actor.leases.acquire(
             Wish(
                 # A name of its own for each lease: what is said of an earlier one can't hit this one.
                 rollout=f"{self._request.id}@{self._actor.port.fresh_id()}",
@@ -327,7 +259,7 @@ class _Play:
 
     def _release(self) -> None:
         if self._granted is not None:
-            self._actor.give_back(self._granted, self._final_tokens)
+            self._actor.leases.give_back(self._granted, self._final_tokens)
             self._granted = None
 
     def _lease(self) -> Lease:

@@ -222,7 +222,8 @@ class Cast:
     def _report(self, member: Member, reason: str, *, restarting: bool) -> None:
         death = Death(member.name, member.incarnation, reason, restarting)
         self.deaths.append(death)
-        logger.warning("%s (incarnation %d) died: %s", death.name, death.incarnation, death.reason)
+        if not self._listeners:  # else they tell it in their own way
+            logger.warning("%s (incarnation %d) died: %s", death.name, death.incarnation, death.reason)
         for listener in self._listeners:
             listener(death)
 

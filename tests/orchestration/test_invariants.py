@@ -12,6 +12,7 @@ from actors.director import DirectorActor
 from actors.engines.engine import EngineUsage
 from actors.engines.simulated_engine import SimulatedEngine
 from actors.generator import GeneratorActor
+from actors.leases import Leases
 from actors.messages import (
     BalancerStatus,
     Learn,
@@ -65,13 +66,19 @@ def test_no_invariant_complains_about_any_strategy(strategy: str) -> None:
     assert found.figures["ratio"] >= 1.0, "no schedule beats the lower bound"
 
 
-class KeepsLeases(RolloutActor):
+class ForgetfulLeases(Leases):
     """Forgets to give back one lease in eight: those of sample 3."""
 
     def give_back(self, granted: LeaseGranted, tokens: int | None) -> None:
         assert granted.lease is not None
         if "/3@" not in granted.lease.rollout:
             super().give_back(granted, tokens)
+
+
+class KeepsLeases(RolloutActor):
+    async def start(self) -> None:
+        await super().start()
+        self.leases = ForgetfulLeases(self.port, self._balancer)
 
 
 class LosesWakeUps(BalancerActor):
@@ -170,11 +177,17 @@ class FailsARollout(RolloutActor):
         return await super()._play(request)
 
 
-class UsesWhatItGaveBack(RolloutActor):
-    """Gives its lease back after its first turn, and goes on with it."""
+class HastyLeases(Leases):
+    """Gives a lease back after its first turn, and goes on with it."""
 
     def say_progress(self, lease, tokens) -> None:
-        self.port.tell(self._balancer, ReleaseLease(rollout=lease.rollout))
+        self._port.tell(self._balancer, ReleaseLease(rollout=lease.rollout))
+
+
+class UsesWhatItGaveBack(RolloutActor):
+    async def start(self) -> None:
+        await super().start()
+        self.leases = HastyLeases(self.port, self._balancer)
 
 
 @pytest.mark.parametrize(
