@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -17,10 +17,6 @@ from orchestration.bench.archive import ArchiveFigures
 
 def stats_table(stages: Sequence[StageStats]) -> Table:
     """One column per stage."""
-    table = titled_table("stored trajectories")
-    table.add_column("", style="dim", no_wrap=True)
-    for stage in stages:
-        table.add_column(plain(stage.stage), justify="right", overflow="fold")
     rows: dict[str, Callable[[StageStats], str]] = {
         "trajectories": lambda stage: f"{stage.trajectories:,}",
         "steps": lambda stage: f"{stage.steps:,}",
@@ -35,8 +31,16 @@ def stats_table(stages: Sequence[StageStats]) -> Table:
         "failed, in wrong ones": lambda stage: _percent(stage.failed_share_in_wrong),
         "bytes a token": lambda stage: f"{stage.bytes_per_token:.2f}",
     }
+    return _side_by_side("stored trajectories", [(stage.stage, stage) for stage in stages], rows)
+
+
+def _side_by_side[T](title: str, columns: Sequence[tuple[str, T]], rows: Mapping[str, Callable[[T], str]]) -> Table:
+    table = titled_table(title)
+    table.add_column("", style="dim", no_wrap=True)
+    for name, _ in columns:
+        table.add_column(plain(name), justify="right", overflow="fold")
     for name, told in rows.items():
-        table.add_row(name, *(told(stage) for stage in stages))
+        table.add_row(name, *(told(column) for _, column in columns))
     return table
 
 
@@ -83,10 +87,6 @@ def changes_tables(found: Changes) -> Iterator[RenderableType]:
 
 
 def _sides(found: Changes) -> Table:
-    table = titled_table("two checkpoints on the same problems")
-    table.add_column("", style="dim", no_wrap=True)
-    for side in (found.before, found.after):
-        table.add_column(plain(side.stage), justify="right", overflow="fold")
     rows: dict[str, Callable[[Side], str]] = {
         "trajectories": lambda side: f"{side.trajectories:,}",
         "right": lambda side: f"{side.right_share:.1%}",
@@ -97,9 +97,8 @@ def _sides(found: Changes) -> Table:
         "forking tokens": lambda side: _percent(side.forking_share),
         "surprisal, nats a token": lambda side: "" if side.surprisal_mean is None else f"{side.surprisal_mean:.3f}",
     }
-    for name, told in rows.items():
-        table.add_row(name, *(told(side) for side in (found.before, found.after)))
-    return table
+    sides = [(side.stage, side) for side in (found.before, found.after)]
+    return _side_by_side("two checkpoints on the same problems", sides, rows)
 
 
 def _steps(found: Analysis) -> Table:

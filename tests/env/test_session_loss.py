@@ -12,11 +12,18 @@ import pytest
 from env import session_process, sessions
 from env.host_state import Role, sandbox_processes
 from env.interpreters import Interpreters
-from env.tool_call import Cell, Limits
+from env.tool_call import Cell, Limits, ToolResult
 from tests.env.conftest import children_of_this_process, descendants, until
 from tests.env.notebooks import MIB, Notebook, Open, inits, open_notebook, rooms
 
 __all__ = ["open_notebook"]
+
+
+async def asleep_in(cell: Notebook, before: str = "") -> asyncio.Task[ToolResult]:
+    """A cell that runs `before` and then sleeps for long; it has had time to begin."""
+    task = asyncio.create_task(cell(f"{before}\nimport time; time.sleep(60)"))
+    await asyncio.sleep(0.2)
+    return task
 
 
 async def test_what_ends_the_process_is_told_at_once_and_by_the_next_cell(open_notebook: Open):
@@ -81,8 +88,7 @@ async def test_a_session_unused_for_long_gives_its_process_up(open_notebook: Ope
 async def test_a_cancelled_cell_ends_its_process_and_counts_as_not_made(open_notebook: Open):
     cell = open_notebook()
     await cell("x = 1")
-    task = asyncio.create_task(cell("x = 2\nimport time; time.sleep(60)"))
-    await asyncio.sleep(0.1)
+    task = await asleep_in(cell, "x = 2")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -94,8 +100,7 @@ async def test_a_cancelled_cell_ends_its_process_and_counts_as_not_made(open_not
 async def test_the_end_of_a_session_frees_it_also_while_a_cell_runs(open_notebook: Open):
     cell = open_notebook()
     await cell("x = 1")
-    task = asyncio.create_task(cell("import time; time.sleep(60)"))
-    await asyncio.sleep(0.1)
+    task = await asleep_in(cell)
     await cell.end()
     assert not rooms()
     assert (await task).status == "sandbox_failure"
@@ -106,8 +111,7 @@ async def test_the_end_of_a_session_frees_it_also_while_a_cell_runs(open_noteboo
 async def test_a_room_that_others_kill_is_our_failure_and_rebuilt(open_notebook: Open):
     cell = open_notebook()
     await cell("x = 1")
-    task = asyncio.create_task(cell("x = 2\nimport time; time.sleep(60)"))
-    await asyncio.sleep(0.2)
+    task = await asleep_in(cell, "x = 2")
     (init,) = inits()
     os.kill(init, signal.SIGKILL)
     assert (await task).status == "sandbox_failure"
@@ -128,8 +132,7 @@ async def test_a_room_that_dies_slowly_is_not_taken_for_the_cells_own_doing(
     cell = open_notebook()
     for _ in range(3):
         await cell("x = 1")
-        task = asyncio.create_task(cell("import time; time.sleep(60)"))
-        await asyncio.sleep(0.1)
+        task = await asleep_in(cell)
         for pid in [process.pid for process in sandbox_processes() if process.role == role]:
             with contextlib.suppress(ProcessLookupError):  # one above it has taken it along
                 os.kill(pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.learning.model import load_model
+from actors.learning.model import Dtype, load_model
 from actors.learning.trainer import Trainer
 from actors.learning.trainer_state import (
     restore_moments,
@@ -33,18 +33,26 @@ def begin(trainer: Trainer, optimiser: str, kl_weight: float) -> None:
     trainer.begin_stage(OPTIMISERS[optimiser], ObjectiveOptions(kl_weight=kl_weight), total_steps=6, temperature=1.0)
 
 
+def trained_and_written(
+    folder: Path, to: Path, optimiser: str = "adamw", kl_weight: float = 0.0, dtype: Dtype = "float32"
+) -> tuple[Trainer, Trainer]:
+    """A trainer after three steps, and another one with the weights that it has written."""
+    whole = Trainer(load_model(folder, dtype))
+    begin(whole, optimiser, kl_weight)
+    for seed in range(3):
+        whole.step("reinforce", batch(seed))
+    write_trainer(whole, to)
+    other = Trainer(load_model(folder, dtype))
+    restore_weights(other, to)
+    return whole, other
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("optimiser", "kl_weight"), [("adamw", 0.0), ("muon", 0.0), ("adamw", 0.1)])
 def test_the_next_steps_are_the_same_bit_for_bit(
     folder: Path, tmp_path: Path, dtype, optimiser: str, kl_weight: float
 ) -> None:
-    whole = Trainer(load_model(folder, dtype))
-    begin(whole, optimiser, kl_weight)
-    for seed in range(3):
-        whole.step("reinforce", batch(seed))
-    write_trainer(whole, tmp_path)
-    resumed = Trainer(load_model(folder, dtype))
-    restore_weights(resumed, tmp_path)
+    whole, resumed = trained_and_written(folder, tmp_path, optimiser, kl_weight, dtype)
     begin(resumed, optimiser, kl_weight)
     restore_stage(resumed, tmp_path)
     for seed in range(3, 6):
@@ -57,13 +65,7 @@ def test_the_next_steps_are_the_same_bit_for_bit(
 
 
 def test_what_a_stage_keeps_of_the_one_before_is_kept_by_another_process_too(folder: Path, tmp_path: Path) -> None:
-    whole = Trainer(load_model(folder, "float32"))
-    begin(whole, "adamw", 0.1)
-    for seed in range(3):
-        whole.step("reinforce", batch(seed))
-    write_trainer(whole, tmp_path)
-    resumed = Trainer(load_model(folder, "float32"))
-    restore_weights(resumed, tmp_path)
+    whole, resumed = trained_and_written(folder, tmp_path, kl_weight=0.1)
     for trainer in (whole, resumed):
         objective = ObjectiveOptions(kl_weight=0.1)
         trainer.begin_stage(OPTIMISERS["adamw"], objective, 6, 1.0, reset_optimiser=False, refresh_reference=False)
@@ -77,13 +79,7 @@ def test_what_a_stage_keeps_of_the_one_before_is_kept_by_another_process_too(fol
 
 def test_without_its_optimisers_state_it_would_go_on_differently(folder: Path, tmp_path: Path) -> None:
     """The comparison above can fail."""
-    whole = Trainer(load_model(folder, "float32"))
-    begin(whole, "adamw", 0.0)
-    for seed in range(3):
-        whole.step("reinforce", batch(seed))
-    write_trainer(whole, tmp_path)
-    forgetful = Trainer(load_model(folder, "float32"))
-    restore_weights(forgetful, tmp_path)
+    whole, forgetful = trained_and_written(folder, tmp_path)
     begin(forgetful, "adamw", 0.0)
     for trainer in (whole, forgetful):
         trainer.step("reinforce", batch(3))
