@@ -166,10 +166,8 @@ class Striker:
 
     async def _follow(self, fault: ActorFault, strike: Strike, before: dict[str, int]) -> None:
         """See that it hit, let go what was stopped, wait for the recovery, and note what it took."""
-        if fault.kind == "delay" or fault.kind == "drop" or fault.kind == "double":
-            with contextlib.suppress(
-                PeerDied, PeerUnreachable
-            ):  # it has died of another fault: no frames are left to hit
+        if fault.kind in ("delay", "drop", "double"):
+            with contextlib.suppress(PeerDied, PeerUnreachable):  # another fault killed it: no frames are left to hit
                 await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
                 strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
             strike.outcome, strike.recovery_s = "recovered", self._now() - strike.at_s
