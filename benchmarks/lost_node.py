@@ -141,7 +141,7 @@ async def lose_a_node(recipe: Recipe, folder: Path, replace: bool) -> Report:
         victim, _ = [ray.add_node(cpus=2, resources=PLACES) for _ in range(2)]
         striker = Striker(ray, victim, replace)
         sink = AllMetrics(JsonlMetrics(folder / "metrics.jsonl"), striker)
-        with Progress() as progress:
+        with Progress(stream=sys.stderr) as progress:
             training = asyncio.create_task(Training(recipe, folder, progress, sink).run())
             enough = asyncio.create_task(striker.seen_enough.wait())
             await asyncio.wait((training, enough), return_when=asyncio.FIRST_COMPLETED)
