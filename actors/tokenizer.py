@@ -31,7 +31,7 @@ def load_chat_format(model: str, options: PromptOptions) -> ChatFormat:
             f"the tokenizer in {model} has no end-of-sequence token; set eos_token in tokenizer_config.json"
         )
     return ChatFormat(
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         render=lambda messages, tools, generate: tokenizer.apply_chat_template(
             messages, tools=tools, add_generation_prompt=generate, tokenize=False

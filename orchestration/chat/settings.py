@@ -12,9 +12,9 @@ from actors.engines.vllm_options import VllmOptions
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.preflight import check_host
 from env.tool_call import JUPYTER_TOOL, Limits, ToolName
+from orchestration.as_trained import as_trained
 from orchestration.preflight import HostUnfit, longest_sequence, model_shape
 from orchestration.recipe import ModelSettings, RecipeError
-from orchestration.recipe_loading import load_recipe
 from policies.chat_format import ChatFormat, TemplateUnusable
 from policies.dialogue import DialogueLimits
 
@@ -23,8 +23,7 @@ MOST_CONTEXT = 8192
 BLOCK_TOKENS = 32
 PROMPT = PromptOptions(instructions=False, opening="")
 """How a model is talked to that no run of ours has trained."""
-CALL = Limits(wall_seconds=30.0)
-RESPONSE_CHARACTERS = 2000
+LIMITS = DialogueLimits(call=Limits(wall_seconds=30.0), tool_response_characters=2000, tools=(JUPYTER_TOOL,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,8 @@ def settle(asked: Asked) -> ChatSettings:
     context = asked.context or min(longest, MOST_CONTEXT)
     if context > longest:
         raise RecipeError(f"--context {context} is more than {asked.model} takes; give at most {longest}")
-    prompt, limits, recipe = _as_trained(asked.model)
+    trained = as_trained(asked.model)
+    prompt, limits, recipe = trained or (PROMPT, LIMITS, None)
     changes: dict[str, Any] = {"max_tokens": context, "max_turns": asked.max_turns, "max_turn_tokens": asked.max_tokens}
     if asked.tools is not None:
         changes["tools"] = asked.tools
@@ -91,18 +91,6 @@ def settle(asked: Asked) -> ChatSettings:
         seed=asked.seed,
         recipe=recipe,
     )
-
-
-def _as_trained(model: Path) -> tuple[PromptOptions, DialogueLimits, Path | None]:
-    """Prompt and limits of the run whose checkpoint `model` is, with its recipe; else those of any model."""
-    folder = model.resolve()
-    path = folder.parent.parent / "recipe.toml"
-    if folder.parent.name != "checkpoints" or not path.is_file():
-        limits = DialogueLimits(call=CALL, tool_response_characters=RESPONSE_CHARACTERS, tools=(JUPYTER_TOOL,))
-        return PROMPT, limits, None
-    recipe = load_recipe(path)
-    limits = DialogueLimits(**recipe.evaluation.limits.model_dump(), tools=recipe.tools)
-    return recipe.prompt, limits, path
 
 
 def _check_sandbox() -> None:

@@ -10,21 +10,25 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from orchestration.evaluation.answers import AnswerFile
+from orchestration.evaluation.answers import AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import Benchmark
 from orchestration.evaluation.play import LocalModel, check_settings, play_missing
+from orchestration.recipe import RecipeError
 from orchestration.run_folder import write_whole
 
 
 def rate(benchmark: Benchmark, folder: Path, model: LocalModel, seed: int) -> dict[str, int]:
     """How many rollouts solved each problem, by id. Answers are kept in `folder`: an interrupted filter goes on.
 
-    Raises `RecipeError` for settings that the model can't do.
+    Raises `RecipeError` for settings that the model can't do, and where rollouts failed: they say nothing of a problem.
     """
     settings = benchmark.settings
     check_settings(benchmark.name, settings, model)
     file = AnswerFile(folder, {"model": str(model), "seed": seed, benchmark.name: settings._asdict()})
     play_missing([(benchmark, settings)], file, folder, model, seed)
+    if failed := why_failed(file.answers.values()):
+        (reason, _), *_ = failed.most_common(1)
+        raise RecipeError(f"{failed.total()} rollouts failed; the same command plays them again. The first: {reason}")
     solved = {problem.id: 0 for problem in benchmark.problems}
     for answer in file.answers.values():
         if answer.problem in solved:

@@ -8,7 +8,8 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -46,7 +47,7 @@ class Answer(Record):
     correct: bool
     reason: str
     finish: Finish | Literal["failed"]
-    """As of trajectories; `failed`: it could not be played, and counts as wrong."""
+    """As of trajectories; `failed`: it could not be played, counts as wrong, and is played again the next time."""
     response_tokens: int
     """Of the whole response, tools included; over HTTP those that the model wrote."""
     turns: int
@@ -135,6 +136,11 @@ def whole_lines(path: Path) -> list[bytes]:
     return whole.splitlines()
 
 
+def why_failed(answers: Iterable[Answer]) -> Counter[str]:
+    """How many answers failed, by reason."""
+    return Counter(answer.reason for answer in answers if answer.finish == "failed")
+
+
 class AnswerFile:
     """The answers of an evaluation, on disk and in memory.
 
@@ -145,7 +151,8 @@ class AnswerFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / ANSWERS_FILE
         settings_path = folder / SETTINGS_FILE
-        if settings_path.is_file():
+        stored = [Answer.model_validate_json(line) for line in whole_lines(self._path)]
+        if settings_path.is_file() and stored:
             before = json.loads(settings_path.read_text())
             changed = [name for name in settings if name in before and before[name] != settings[name]]
             if changed:
@@ -153,22 +160,24 @@ class AnswerFile:
                 raise RecipeError(f"{folder} holds an evaluation with other settings ({told}); give another --out")
             settings = before | settings
         write_json(settings_path, settings)
-        stored = [Answer.model_validate_json(line) for line in whole_lines(self._path)]
-        self.answers = {answer.key: answer for answer in stored}
+        self.answers = {answer.key: answer for answer in stored}  # of one that failed before, the last
 
     def add(self, answer: Answer) -> None:
         """Keep an answer."""
-        assert answer.key not in self.answers, f"{answer.key} is answered twice"
+        assert not self._is_there(answer.key), f"{answer.key} is answered twice"
         with self._path.open("a", encoding="utf-8") as file:
             file.write(answer.model_dump_json() + "\n")
         self.answers[answer.key] = answer
 
     def missing(self, chosen: Sequence[tuple[Benchmark, Settings]]) -> list[Wanted]:
-        """The samples of benchmarks that are not there yet."""
+        """The samples of benchmarks that are not there yet, or failed."""
         return [
             Wanted(benchmark, settings, problem, sample)
             for benchmark, settings in chosen
             for problem in benchmark.problems
             for sample in range(settings.samples)
-            if (benchmark.name, problem.id, sample) not in self.answers
+            if not self._is_there((benchmark.name, problem.id, sample))
         ]
+
+    def _is_there(self, key: tuple[str, str, int]) -> bool:
+        return key in self.answers and self.answers[key].finish != "failed"

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from orchestration.evaluation.answers import AnswerFile
+from orchestration.evaluation.answers import AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import ARENA_HARD, load_benchmark
 from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, judge_missing, play_missing
 from orchestration.recipe import RecipeError
-from orchestration.terminal import AsJson
+from orchestration.terminal import AsJson, console
+
+MOST_REASONS = 3
+"""Why answers failed, that are shown."""
 
 
 def evaluate(
@@ -43,6 +46,11 @@ def evaluate(
         str | None, typer.Option(metavar="URL", help="Of the judge of arena-hard: an OpenAI-compatible URL.")
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="The judge's name there, if there are several.")] = None,
+    instructions: Annotated[
+        bool | None,
+        typer.Option("--instructions/--no-instructions", help="Put problems with the tool's instructions, or bare."),
+    ] = None,
+    opening: Annotated[str | None, typer.Option(help="What each answer of a local model begins with.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
     out: Annotated[
         Path | None,
@@ -56,9 +64,11 @@ def evaluate(
     from orchestration.run_folder import write_json
 
     if model is not None and server is None:
-        played = LocalModel(model, tuple(engine or ()), generators, gpus)
+        played = LocalModel(model, tuple(engine or ()), generators, gpus, instructions, opening)
         folder = out or Path("runs") / "evaluations" / model.resolve().name
     elif server is not None and model is None:
+        if instructions is not None or opening is not None:
+            raise RecipeError("--instructions and --opening are for --model; a server renders its own template")
         played = ServedModel(server, served_model)
         folder = out or Path("runs") / "evaluations" / _host(server)
     else:
@@ -85,6 +95,8 @@ def evaluate(
     baseline = {problem: answer for benchmark, _ in chosen for problem, answer in benchmark.baseline.items()}
     if judge is not None:
         described["judge"] = f"{judge} {judge_model or ''}".strip()
+    if model is not None:
+        described |= {"instructions": instructions, "opening": opening}
     file = AnswerFile(folder, described | {each.name: settings._asdict() for each, settings in chosen})
     play_missing(chosen, file, folder, played, seed)
     asked = {(each.name, problem.id) for each, _ in chosen for problem in each.problems}
@@ -104,6 +116,11 @@ def evaluate(
         for table in tables(summaries):
             out_console.print(table)
         out_console.print(f"page: {page}")
+    if failed := why_failed(answers):
+        console.print(f"{failed.total()} answers failed; they count as wrong. The same command plays them again:")
+        for reason, count in failed.most_common(MOST_REASONS):
+            console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
+        raise typer.Exit(1)
 
 
 def _pairs(given: list[str] | None, option: str) -> dict[str, str]:

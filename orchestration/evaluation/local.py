@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from actors.messages import RunRollout
 from actors.system.actor import ActorError, ActorRef, Port
 from actors.system.ray_stage import RayStage
-from actors.tokenizer import load_chat_format
+from actors.tokenizer import PromptOptions
 from env.preflight import check_host
+from orchestration.as_trained import AsTrained, as_trained
 from orchestration.cast import cast_for, enter
 from orchestration.evaluation.answers import Answer, Part, Wanted
 from orchestration.evaluation.benchmarks import PROMPTS, Style
 from orchestration.preflight import HostUnfit, model_shape
-from orchestration.recipe import Recipe
+from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import validate_recipe
 from policies import tokens
 from policies.chat_format import ChatFormat
-from policies.trajectory import Trajectory
+from policies.dialogue import DialogueLimits
+from policies.trajectory import Finish, Trajectory
+
+logger = logging.getLogger(__name__)
 
 ROLLOUT_DEADLINE_S = 7200.0
 CPU_KV_TOKENS = 32_768
@@ -29,10 +37,39 @@ AT_ONCE = 512
 """Rollouts that are asked for at once; the balancer decides which of them run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How the problems of one style are put to a model, and what it may use."""
+
+    prompt: PromptOptions
+    trained: AsTrained | None
+    """The run that taught the model its prompt, tools and limits of calls; None: the benchmark's own."""
+
+    def limits(self, wanted: Wanted) -> DialogueLimits:
+        """Length and turns are the evaluation's, in any case."""
+        if self.trained is None:
+            return wanted.limits
+        learned = self.trained.limits
+        return wanted.limits.model_copy(
+            update={name: getattr(learned, name) for name in ("tools", "call", "tool_response_characters")}
+        )
+
+
+def manner_of(model: Path, style: Style, instructions: bool | None, opening: str | None) -> Manner:
+    """Problems to reason about are put to a checkpoint of a run as that run put them, unless the user says otherwise.
+
+    Raises `RecipeError` if the run's recipe can't be read.
+    """
+    trained = as_trained(model) if style == "reasoning" else None
+    prompt = trained.prompt if trained is not None else PROMPTS[style]
+    given = {"instructions": instructions, "opening": opening}
+    return Manner(prompt.model_copy(update={key: it for key, it in given.items() if it is not None}), trained)
+
+
 def recipe_for(
-    model: Path, style: Style, longest: int, *, engine: Sequence[str], generators: int, gpus: float, seed: int
+    model: Path, manner: Manner, longest: int, *, engine: Sequence[str], generators: int, gpus: float, seed: int
 ) -> Recipe:
-    """A recipe whose cast plays a benchmark of one style: as for training, but nothing is learned.
+    """A recipe whose cast plays benchmarks of one manner: as for training, but nothing is learned.
 
     Args:
         longest: tokens of the longest sequence.
@@ -45,7 +82,8 @@ def recipe_for(
             "name": "evaluation",
             "seed": seed,
             "model": {"path": str(model)},
-            "prompt": PROMPTS[style].model_dump(),
+            "prompt": manner.prompt.model_dump(),
+            **({"tools": manner.trained.limits.tools} if manner.trained is not None else {}),
             "generators": {"count": generators, "gpus": gpus, "engine": _engine(longest, gpus)},
             "environments": {"count": 1},
             "rollouts": {"count": 1},
@@ -76,12 +114,45 @@ def check_local(recipe: Recipe) -> None:
         raise HostUnfit("this machine can't run models' code:\n  " + "\n  ".join(faults))
 
 
-async def play_locally(recipe: Recipe, wanted: Sequence[Wanted], folder: Path, keep: Callable[[Answer], None]) -> None:
-    """Play what is wanted, all of one style; `keep` takes each answer when it is there."""
+def prompts_that_fit(
+    wanted: Sequence[Wanted], chat: ChatFormat, manner: Manner, keep: Callable[[Answer], None]
+) -> list[Wanted]:
+    """What can be played. A prompt that leaves no room for a token is an answer that was cut off; `keep` takes it.
+
+    Raises `RecipeError` if no prompt of a benchmark leaves room.
+    """
+    fitting: list[Wanted] = []
+    for name, group in groupby(wanted, key=lambda each: each.benchmark.name):
+        first, *_ = samples = list(group)
+        tools, most = manner.limits(first).tools, first.settings.max_tokens
+        lengths = {problem.id: len(chat.prompt(problem.question, tools)) for problem in first.benchmark.problems}
+        shortest = min(lengths.values())
+        if shortest >= most:
+            raise RecipeError(
+                f"{name}: no prompt leaves room for an answer within {most} tokens, the shortest has {shortest}; give "
+                "a larger --max-tokens or, to a model that takes no more, --no-instructions"
+            )
+        for each in samples:
+            length = lengths[each.problem.id]
+            if length < most:
+                fitting.append(each)
+            else:
+                keep(_unplayed(each, "length", f"its prompt has {length} tokens, {most} are allowed in all"))
+    return fitting
+
+
+async def play_locally(
+    recipe: Recipe,
+    manner: Manner,
+    chat: ChatFormat,
+    wanted: Sequence[Wanted],
+    folder: Path,
+    keep: Callable[[Answer], None],
+) -> None:
+    """Play what is wanted, all of one manner; `keep` takes each answer when it is there."""
     model = recipe.model.path
     assert model is not None, "`recipe_for` names a model on disk"
     cast = cast_for(recipe, model=model, folder=folder, run_id=folder.name)
-    chat = load_chat_format(str(model), recipe.prompt)
     async with RayStage(seed=recipe.seed, name=folder.name, log_dir=folder / "logs") as stage:
         # Nothing is learned; the director is there for its supervision of generators.
         await enter(stage, cast, without=cast.learner)
@@ -90,13 +161,13 @@ async def play_locally(recipe: Recipe, wanted: Sequence[Wanted], folder: Path, k
 
         async def one(index: int, each: Wanted) -> None:
             async with places:
-                answer = await _play(stage.port, rollouts[index % len(rollouts)], each, chat)
+                answer = await _play(stage.port, rollouts[index % len(rollouts)], each, manner.limits(each), chat)
             keep(answer)
 
         await asyncio.gather(*[one(index, each) for index, each in enumerate(wanted)])
 
 
-async def _play(port: Port, rollout: ActorRef, wanted: Wanted, chat: ChatFormat) -> Answer:
+async def _play(port: Port, rollout: ActorRef, wanted: Wanted, limits: DialogueLimits, chat: ChatFormat) -> Answer:
     request = RunRollout(
         id=wanted.id,
         group=f"{wanted.benchmark.name}/{wanted.problem.id}",
@@ -104,23 +175,23 @@ async def _play(port: Port, rollout: ActorRef, wanted: Wanted, chat: ChatFormat)
         stage=wanted.benchmark.name,
         step=0,
         problem=wanted.problem,
-        limits=wanted.limits,
+        limits=limits,
         temperature=wanted.settings.temperature,
     )
     try:
         finished = await port.ask(rollout, request, ROLLOUT_DEADLINE_S)
     except ActorError as error:
-        return wanted.answer(
-            parts=(),
-            correct=False,
-            reason=str(error),
-            finish="failed",
-            response_tokens=0,
-            turns=0,
-            calls=0,
-            tool_errors=0,
-        )
+        first, *_, last = [*str(error).splitlines(), ""]  # of a traceback what was asked, and what was raised
+        logger.warning("%s: %s", wanted.id, error)
+        return _unplayed(wanted, "failed", f"{first}: {last}" if last else first)
     return answer_of(finished.trajectory, wanted, chat)
+
+
+def _unplayed(wanted: Wanted, finish: Finish | Literal["failed"], reason: str) -> Answer:
+    """An answer without a word; wrong."""
+    return wanted.answer(
+        parts=(), correct=False, reason=reason, finish=finish, response_tokens=0, turns=0, calls=0, tool_errors=0
+    )
 
 
 def answer_of(trajectory: Trajectory, wanted: Wanted, chat: ChatFormat) -> Answer:

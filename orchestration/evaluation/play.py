@@ -30,6 +30,9 @@ class LocalModel:
     generators: int = 1
     gpus: float = 0
     """Of each generator; 0: on the CPU."""
+    instructions: bool | None = None
+    opening: str | None = None
+    """As of `PromptOptions`; None: as the model was trained, or the benchmark's own."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -125,28 +128,35 @@ def _locally(
     model: LocalModel, seed: int, wanted: Sequence[Wanted], folder: Path, keep: Callable[[Answer], None]
 ) -> None:
     """One cast for each style: its prompts differ."""
-    from orchestration.evaluation.local import check_local, play_locally, recipe_for
+    from actors.tokenizer import load_chat_format
+    from orchestration.evaluation.local import check_local, manner_of, play_locally, prompts_that_fit, recipe_for
 
     by_style: dict[Style, list[Wanted]] = defaultdict(list)
     for each in wanted:
         by_style[each.benchmark.style].append(each)
-    recipes = {
-        style: recipe_for(
+    casts = []
+    for style, group in by_style.items():
+        manner = manner_of(model.path, style, model.instructions, model.opening)
+        longest = max(each.settings.max_tokens for each in group)
+        recipe = recipe_for(
             model.path,
-            style,
-            max(each.settings.max_tokens for each in group),
+            manner,
+            longest,
             engine=model.engine,
             generators=model.generators,
             gpus=model.gpus,
             seed=seed,
         )
-        for style, group in by_style.items()
-    }
-    for recipe in recipes.values():
         check_local(recipe)
+        if manner.trained is not None:
+            console.print(f"prompt and tools as in {manner.trained.recipe}", soft_wrap=True, highlight=False)
+        chat = load_chat_format(str(model.path), manner.prompt)
+        fitting = prompts_that_fit(group, chat, manner, keep)
+        if fitting:
+            casts.append((recipe, manner, chat, fitting))
 
     async def all_of_them() -> None:
-        for style, group in by_style.items():
-            await play_locally(recipes[style], group, folder, keep)
+        for recipe, manner, chat, group in casts:
+            await play_locally(recipe, manner, chat, group, folder, keep)
 
     run_interruptibly(all_of_them())
