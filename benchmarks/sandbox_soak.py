@@ -1,7 +1,7 @@
 """A soak: attacks and honest calls in a mix, and a look at what they leave behind.
 
-    python benchmarks/sandbox_soak.py                # fifteen minutes
-    python benchmarks/sandbox_soak.py --minutes 2 --json
+    python -m benchmarks.sandbox_soak                # fifteen minutes
+    python -m benchmarks.sandbox_soak --minutes 2 --json
 
 Processes, mounts, cgroups and file descriptors at the end have to be those at the beginning, every honest call must get
 its own right answer, every attack one of the statuses that it may get, and memory must not grow: the slope of this
@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 from pydantic import BaseModel
 
+from benchmarks.slope import Slope, slope_of
 from env.call_scheduler import CallScheduler
 from env.host_state import HostState
 from env.interpreters import Interpreters
@@ -37,9 +38,6 @@ WORKERS, CORES = 6, 2
 SAMPLE_S = 2.0
 SLOPE_BYTES_PER_MINUTE = 256 << 10
 """Growth that counts as none: allocators and caches settle for a while, and a minute is short."""
-BLOCK = 10
-"""Samples of a block of the bootstrap: longer than what an attack does to an allocator."""
-RESAMPLES = 2000
 ATTACK_SHARE = 0.5
 
 ANY_ERROR = {"error", "killed", "memory", "timeout", "output_limit"}
@@ -97,9 +95,7 @@ class SoakFigures(BaseModel):
     """What each attack got, how often."""
     memory_before_bytes: int
     memory_after_bytes: int
-    memory_slope_bytes_per_minute: float
-    memory_slope_interval: tuple[float, float]
-    """Its 95% confidence interval."""
+    memory_slope_bytes_per_minute: Slope
     host_before: dict[str, int]
     """How many processes, mounts, cgroups and descriptors the sandbox had before it started."""
     host_after: dict[str, int]
@@ -113,7 +109,7 @@ class SoakFigures(BaseModel):
 
     @property
     def memory_grows(self) -> bool:
-        return self.memory_slope_bytes_per_minute >= SLOPE_BYTES_PER_MINUTE and self.memory_slope_interval[0] > 0
+        return self.memory_slope_bytes_per_minute.grows(SLOPE_BYTES_PER_MINUTE)
 
 
 @dataclass
@@ -150,7 +146,7 @@ async def soak(minutes: float, seed: int) -> SoakFigures:
     after = HostState.now()
     times, sizes = np.array(samples).T
     half = times >= (times[0] + times[-1]) / 2
-    slope, interval = _slope(times[half] / 60, sizes[half], np.random.default_rng(seed))
+    slope = slope_of(times[half] / 60, sizes[half], np.random.default_rng(seed))
     return SoakFigures(
         minutes=minutes,
         honest=books.honest,
@@ -161,7 +157,6 @@ async def soak(minutes: float, seed: int) -> SoakFigures:
         memory_before_bytes=int(sizes[0]),
         memory_after_bytes=int(sizes[-1]),
         memory_slope_bytes_per_minute=slope,
-        memory_slope_interval=interval,
         host_before=_counts(before),
         host_after=_counts(after),
         left_behind={name: f"{was!r} -> {is_!r}" for name, (was, is_) in before.differences(after).items()},
@@ -175,19 +170,6 @@ def _counts(state: HostState) -> dict[str, int]:
         "cgroups": len(state.cgroups),
         "descriptors": state.descriptors,
     }
-
-
-def _slope(minutes: np.ndarray, sizes: np.ndarray, draw: np.random.Generator) -> tuple[float, tuple[float, float]]:
-    """Slope of a line through the samples, and its 95% interval by resampling blocks of them."""
-    blocks = np.array_split(np.arange(len(sizes)), max(2, len(sizes) // BLOCK))
-    slopes: list[float] = []
-    while len(slopes) < RESAMPLES:
-        chosen = draw.integers(len(blocks), size=len(blocks))
-        if len(set(chosen.tolist())) > 1:  # through one block alone no line says anything
-            drawn = np.concatenate([blocks[number] for number in chosen])
-            slopes.append(float(np.polyfit(minutes[drawn], sizes[drawn], 1)[0]))
-    low, high = np.quantile(slopes, (0.025, 0.975)).tolist()
-    return float(np.polyfit(minutes, sizes, 1)[0]), (low, high)
 
 
 async def _client(scheduler: CallScheduler, books: _Books, draw: random.Random, number: int, end: float) -> None:
