@@ -48,7 +48,7 @@ SETTINGS = (
 """The quickstart, cut to about a minute and a half on two idle cores."""
 PHASES = {
     "demonstrations": "demonstrations:40",
-    "prefill": "prefill:30",
+    "prefill": "prefill:6",
     "decode": "decode:200",
     "tool": "tool:25",
     "verification": "verification:40",
