@@ -2,7 +2,7 @@
 
     python -m benchmarks.kill_and_resume                           # everything: about an hour on two cores
     python -m benchmarks.kill_and_resume --modes deterministic --phases decode,checkpoint --random 1 --json
-    python -m benchmarks.kill_and_resume --modes deterministic --chained demonstrations:40,decode:9,checkpoint:1
+    python -m benchmarks.kill_and_resume --modes deterministic --chained demonstrations:40,decode:9,random,random
 
 Real Ray, real vLLM, real nsjail; each death is SIGKILL to the process that directs the run, and to the actor that has
 reached the phase. In deterministic mode the final weights and the sequence of trained groups (with the digest of all
@@ -61,6 +61,8 @@ PHASES = {
 """Phase -> the time at which reaching it is the end: within the first RL stage, where there is a choice."""
 SETTINGS_OF_PHASE = {"ranks": ("learner.count=2", "learner.threads=1")}
 """Beside `SETTINGS`. In normal mode only: a deterministic run has one learner."""
+RANDOM, RANDOM_S = "random", (10.0, 70.0)
+"""In a chain: a moment so many seconds after the run's start or resumption. A start takes about half of that."""
 LONGEST_RUN_S = 1200.0
 
 
@@ -121,16 +123,20 @@ class Runs:
             shutil.rmtree(runs)
         return Outcome(self.mode, death, died, not what, round(before, 1), round(after, 1), what)
 
-    def chained(self, deaths: list[str], undisturbed: Path, finish: bool) -> list[Outcome]:
+    def chained(self, deaths: list[str], undisturbed: Path, finish: bool, luck: random.Random) -> list[Outcome]:
         """One run that dies at each phase in turn, resumed in between; `finish` it at the end, and judge it.
 
-        A chained run that is there already is gone on with.
+        `random` is a moment drawn anew. A chained run that is there already is gone on with.
         """
         runs, outcomes = self.folder / f"{self.mode}-chained", list[Outcome]()
         for death in deaths:
             begun = (runs / self.recipe.name).exists()
-            at = ("--kill-at", death)
-            code, seconds = self.train(runs, "--resume", self.recipe.name, *at) if begun else self.begin(runs, *at)
+            after_s = luck.uniform(*RANDOM_S) if death == RANDOM else None
+            at = () if death == RANDOM else ("--kill-at", death)
+            if begun:
+                code, seconds = self.train(runs, "--resume", self.recipe.name, *at, kill_after_s=after_s)
+            else:
+                code, seconds = self.begin(runs, *at, kill_after_s=after_s)
             died = code == -signal.SIGKILL
             outcomes.append(Outcome(self.mode, f"chained {death}", died, died, round(seconds, 1), 0.0))
         if finish:
@@ -168,7 +174,9 @@ def main() -> None:
     parser.add_argument("--modes", default="deterministic,normal")
     parser.add_argument("--phases", default=",".join(PHASES), help="names of PHASES, separated by commas; or none")
     parser.add_argument("--random", type=int, default=5, help="deaths at random moments, in each mode")
-    parser.add_argument("--chained", metavar="PHASE:N,...", help="instead: one run that dies at each of these in turn")
+    parser.add_argument(
+        "--chained", metavar="PHASE:N|random,...", help="instead: one run that dies at each of these in turn"
+    )
     parser.add_argument("--finish", action=argparse.BooleanOptionalAction, default=True, help="of a chained run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="a.b=VALUE")
@@ -198,7 +206,7 @@ def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[
     for number in range(options.random):
         deaths.append((f"random-{number}", None, luck.uniform(0.1, 0.95) * took))
     if options.chained:
-        outcomes = runs.chained(options.chained.split(","), undisturbed, options.finish)
+        outcomes = runs.chained(options.chained.split(","), undisturbed, options.finish, luck)
     else:
         outcomes = [runs.outcome(*death[:1], undisturbed, *death[1:]) for death in deaths]
     for found in outcomes:

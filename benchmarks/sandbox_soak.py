@@ -39,6 +39,8 @@ SAMPLE_S = 2.0
 SLOPE_BYTES_PER_MINUTE = 256 << 10
 """Growth that counts as none: allocators and caches settle for a while, and a minute is short."""
 ATTACK_SHARE = 0.5
+PATIENCE = {"memory hog", "many files"}
+"""Attacks that another limit than the clock's has to end, however busy the machine is."""
 
 ANY_ERROR = {"error", "killed", "memory", "timeout", "output_limit"}
 ATTACKS: dict[str, tuple[str, set[str]]] = {
@@ -181,7 +183,8 @@ async def _client(scheduler: CallScheduler, books: _Books, draw: random.Random, 
         if draw.random() < ATTACK_SHARE:
             name = draw.choice(list(ATTACKS))
             code, allowed = ATTACKS[name]
-            books.enter_attack(name, allowed, await scheduler.run(ToolCall(id=id, code=code, limits=LIMITS)))
+            limits = HONEST_LIMITS if name in PATIENCE else LIMITS
+            books.enter_attack(name, allowed, await scheduler.run(ToolCall(id=id, code=code, limits=limits)))
         else:
             call = ToolCall(id=id, code=f"print('{id}')", limits=HONEST_LIMITS)
             books.enter_honest(call, await scheduler.run(call))
