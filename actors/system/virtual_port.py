@@ -64,10 +64,11 @@ class VirtualPort:
 
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """See `Port.ask`."""
-        answer: asyncio.Future[R] = self._loop.create_future()
-        target = self._post.send(self._member, to.name, request, answer)
+        answer = asyncio.Future[R](loop=self._loop)
+        name = to.name
+        target = self._post.send(self._member, name, request, answer)
         if deadline_s is not None:
-            self._deadlines.add(deadline_s, answer, self.name, to.name, request.tag)
+            self._deadlines.add(deadline_s, answer, self.name, name, request.tag)
         try:
             return await answer
         finally:
@@ -121,6 +122,11 @@ class Deadlines:
         queue.append((self._loop.now_ns() + deadline_ns, answer, source, target, tag))
         if len(queue) == 1:
             self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+
+    def forget(self) -> None:
+        """Nobody is to be told any more; answers are kept alive for no longer."""
+        for _, queue in self._queues.values():
+            queue.clear()
 
     def _ring(self, deadline_s: float, queue: deque[tuple[int, asyncio.Future[Any], str, str, str]]) -> None:
         while queue and (queue[0][0] <= self._loop.now_ns() or queue[0][1].done()):
