@@ -237,7 +237,7 @@ class SimulatedEngine:
         self._begin()
 
     def _count_kv(self, used_now: int) -> None:
-        """Book the KV held since it was last booked, until now: `used_now` at the end, and an even growth until then."""
+        """Book the KV held since it was last booked, until now: `used_now` at the end, after even growth."""
         now = self._clock.now_ns()
         if now != self._changed_ns:
             self._kv_token_seconds += (self._used_tokens + used_now) / 2 * (now - self._changed_ns) / 1e9
