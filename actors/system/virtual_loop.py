@@ -83,6 +83,7 @@ class VirtualLoop(ConfinedLoop):
         self._line: deque[tuple[int, int, VirtualHandle]] = deque()
         self._delay_ns = 0
         self._explore = explore
+        self.explores = explore is not None
         self._queues: dict[str, deque[VirtualHandle]] = {}
         self._make_ready: Callable[[VirtualHandle], object] = self._ready.append if explore is None else self._enqueue
         self._running = self._closed = False

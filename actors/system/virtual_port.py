@@ -111,6 +111,8 @@ class Deadlines:
         self._loop, self._note = loop, note
         self._queues: dict[float, tuple[int, deque[tuple[int, asyncio.Future[Any], str, str, str]]]] = {}
         """By deadline in seconds: that in nanoseconds, and who waits."""
+        self._set: dict[float, None] = {}
+        """Deadlines with a timer that is yet to ring."""
 
     def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
         """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`."""
@@ -120,15 +122,22 @@ class Deadlines:
         while queue and queue[0][1].done():
             queue.popleft()
         queue.append((self._loop.now_ns() + deadline_ns, answer, source, target, tag))
-        if len(queue) == 1:
-            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+        # One timer for each deadline is enough: it rings for somebody who asked before. But where orders are explored,
+        # each callback is a draw, and a seed's order stays what it was only if there are as many as ever.
+        if len(queue) == 1 and (deadline_s not in self._set or self._loop.explores):
+            self._set_timer(deadline_s, queue)
 
     def forget(self) -> None:
         """Nobody is to be told any more; answers are kept alive for no longer."""
         for _, queue in self._queues.values():
             queue.clear()
 
+    def _set_timer(self, deadline_s: float, queue: deque[tuple[int, asyncio.Future[Any], str, str, str]]) -> None:
+        self._set[deadline_s] = None
+        self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+
     def _ring(self, deadline_s: float, queue: deque[tuple[int, asyncio.Future[Any], str, str, str]]) -> None:
+        self._set.pop(deadline_s, None)
         while queue and (queue[0][0] <= self._loop.now_ns() or queue[0][1].done()):
             _, answer, source, target, tag = queue.popleft()
             if not answer.done():
@@ -136,4 +145,4 @@ class Deadlines:
                 text = f"{target} has not answered {tag!r} within {deadline_s:g} s"
                 answer.set_exception(DeadlineExceeded(text))
         if queue:
-            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+            self._set_timer(deadline_s, queue)
