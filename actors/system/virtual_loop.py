@@ -289,8 +289,8 @@ class VirtualLoop(ConfinedLoop):
         self._line.clear()
         self._queues.clear()
 
-    get_debug = staticmethod(bool)
-    """No: `bool()` says so, and at no cost. It is asked whenever a future or a task is made."""
+    def get_debug(self) -> bool:
+        return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """An exception that nobody took."""

@@ -243,7 +243,6 @@ class VirtualStage:
             except Exception:  # the stage goes on closing whatever one actor does
                 logger.exception("%s did not stop cleanly", member.name)
             member.state = "gone"
-        self.deadlines.forget()
         for member in self._members.values():
             member.actor = None  # what it holds is freed now, not when the collector finds out that nobody needs it
 
