@@ -30,11 +30,15 @@ class Leases:
 
     def __init__(self, port: Port, balancer: ActorRef) -> None:
         self._port, self._balancer = port, balancer
-        self._held: dict[str, HeldLease] = {}
+        self._held: dict[str, tuple[Wish, Lease]] = {}
         """By name, from when they are granted until the balancer has them back."""
+        self._tokens: dict[str, int] = {}
+        """How long the sequence of each was when that was last told."""
 
     def held(self) -> tuple[HeldLease, ...]:
-        return tuple(self._held.values())
+        return tuple(
+            HeldLease(wish=wish, lease=lease, tokens=self._tokens[name]) for name, (wish, lease) in self._held.items()
+        )
 
     async def acquire(self, wish: Wish) -> LeaseGranted:
         """A lease for `wish`. Raises `RefusedRollout`."""
@@ -48,7 +52,8 @@ class Leases:
             raise granted
         if granted.lease is None:
             raise RefusedRollout(granted.refusal)
-        self._held[wish.rollout] = HeldLease(wish=wish, lease=granted.lease, tokens=wish.prompt_tokens)
+        self._held[wish.rollout] = wish, granted.lease
+        self._tokens[wish.rollout] = wish.prompt_tokens
         return granted
 
     async def _ask_for_lease(self, wish: Wish) -> LeaseGranted | ActorError:
@@ -80,6 +85,7 @@ class Leases:
         released = ReleaseLease(rollout=lease.rollout, tokens=tokens)
         await insist(self._port, self._balancer, released, patient=True)
         self._held.pop(lease.rollout, None)
+        self._tokens.pop(lease.rollout, None)
 
     async def may_begin(self, lease: Lease, turn: int) -> None:
         """Wait at the turn barrier, if the lease has one."""
@@ -89,6 +95,6 @@ class Leases:
     def say_progress(self, lease: Lease, tokens: int) -> None:
         """Tell the balancer how long the sequence is, if it makes use of that."""
         if lease.wants_progress:
-            held = self._held[lease.rollout]
-            self._held[lease.rollout] = held.model_copy(update={"tokens": tokens})
-            self._port.tell(self._balancer, TurnEnded(rollout=lease.rollout, tokens=tokens))
+            rollout = lease.rollout
+            self._tokens[rollout] = tokens
+            self._port.tell(self._balancer, TurnEnded(rollout=rollout, tokens=tokens))

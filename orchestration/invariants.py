@@ -71,6 +71,7 @@ class Invariants:
         self._stage, self._most_promised = stage, most_promised
         self._balancer = ActorRef(cast.balancer.name)
         self._generators = [ActorRef(part.name) for part in cast.generators]
+        self._refs = {ref.name: ref for ref in self._generators}
         self._submitted: dict[str, None] = {}
         self._finished: dict[str, None] = {}
         self._learned: dict[str, str] = {}
@@ -236,7 +237,7 @@ class Invariants:
         newest = self._published if self._max_staleness else self._version
         if not self._version <= message.version <= newest:
             self._broken(f"{event.source} samples with {message.version}, but the gate opened with {self._version}")
-        generator = self._generator(ActorRef(event.source))
+        generator = self._generator(self._refs[event.source])
         used, capacity = generator.engine.usage().kv_used_tokens, generator.kv_tokens()
         if not 0 <= used <= capacity:
             self._broken(f"{event.source} holds {used} tokens of KV and has {capacity}: over budget")

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 
 from policies.balancing import Wish
 
@@ -18,7 +19,7 @@ class AdmissionQueue:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Wish]] = {}
-        self._probes: dict[str, None] = {}
+        self._probes: OrderedDict[str, None] = OrderedDict()
         """Groups of which none has started yet, in order of arrival."""
         self._started: set[str] = set()
         self._longest: dict[str, int] = {}

@@ -22,15 +22,25 @@ class WorstCase(LeaseBooks):
     def reserve_of(self, wish: Wish, capacity: Capacity) -> int:
         return reserve_for(wish.max_tokens, capacity)
 
+    def __init__(self, options: BalancerOptions, epoch: int = 0) -> None:
+        super().__init__(options, epoch)
+        self._by_name: dict[str, int] = {}
+        """Places in the alphabet."""
+
+    def generator_joined(self, capacity: Capacity) -> None:
+        super().generator_joined(capacity)
+        self._by_name = {name: place for place, name in enumerate(sorted(self._books))}
+
+    def rank(self, books: GeneratorBooks) -> tuple[int, int, int]:
+        return -books.free, books.chosen, -self._by_name[books.name]
+
     def choose(self, wish: Wish) -> GeneratorBooks | None:
-        best, best_rank = None, (0, 0, "")
-        for books in self.holders(wish):
-            free = books.budget - books.promised
-            if (best is None or free >= best_rank[0]) and self.reserve_of(wish, books.capacity) <= free:
-                rank = (free, -books.chosen, books.name)
-                if best is None or rank > best_rank:
-                    best, best_rank = books, rank
-        return best
+        for books in self.best_first(wish):
+            if books.free < wish.max_tokens:
+                break  # and so it is with all that follow
+            if self.reserve_of(wish, books.capacity) <= books.free:
+                return books
+        return None
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
         lease = super().grant(wish, books)
@@ -51,15 +61,15 @@ class Oversubscribed(WorstCase):
 class RoundRobin(LeaseBooks):
     """Starts every rollout at once, on the generator whose turn it is. The engine preempts what does not fit."""
 
-    def choose(self, wish: Wish) -> GeneratorBooks | None:
-        return min(self.holders(wish), key=lambda books: (books.chosen, books.name), default=None)
+    def rank(self, books: GeneratorBooks) -> tuple[int, str]:
+        return books.chosen, books.name
 
 
 class LeastSessions(LeaseBooks):
     """Starts every rollout at once, on the generator with the fewest rollouts, those in tool calls included."""
 
-    def choose(self, wish: Wish) -> GeneratorBooks | None:
-        return min(self.holders(wish), key=lambda books: (len(books.leases), books.chosen, books.name), default=None)
+    def rank(self, books: GeneratorBooks) -> tuple[int, int, str]:
+        return len(books.leases), books.chosen, books.name
 
 
 class StaticAsync(LeaseBooks):
@@ -70,15 +80,25 @@ class StaticAsync(LeaseBooks):
         self._taken: dict[str, int] = {}
         """Rollouts of each generator's batch so far."""
 
+    def generator_joined(self, capacity: Capacity) -> None:
+        super().generator_joined(capacity)
+        self._taken[capacity.generator] = 0
+
+    def release(self, rollout: str, tokens: int | None = None) -> None:
+        lease = self._leases.get(rollout)
+        super().release(rollout, tokens)
+        if lease is not None and not self._books[lease.generator].leases:
+            self._taken[lease.generator] = 0
+
+    def rank(self, books: GeneratorBooks) -> tuple[int, int, str]:
+        return self._taken[books.name], books.chosen, books.name
+
     def choose(self, wish: Wish) -> GeneratorBooks | None:
-        for name, books in self._books.items():
-            if not books.leases:
-                self._taken[name] = 0
-        open_batches = [books for books in self.holders(wish) if self._taken[books.name] < self.options.batch]
-        return min(open_batches, key=lambda books: (self._taken[books.name], books.chosen, books.name), default=None)
+        best = super().choose(wish)
+        return best if best is not None and self._taken[best.name] < self.options.batch else None
 
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
-        self._taken[books.name] = self._taken.get(books.name, 0) + 1
+        self._taken[books.name] += 1
         return super().grant(wish, books)
 
 
@@ -95,25 +115,34 @@ class Static(StaticAsync):
         super().__init__(options, epoch)
         self._ready: dict[str, dict[str, None]] = {}
         """Rollouts at the barrier, by generator, in order of arrival."""
+        self._came_nearer: dict[str, None] = {}
+        """Generators of which more are at the barrier, or fewer are awaited, than when turns were last begun."""
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
         self._ready.pop(generator, None)
+        self._came_nearer.pop(generator, None)
         return super().generator_left(generator)
 
     def release(self, rollout: str, tokens: int | None = None) -> None:
         lease = self._leases.get(rollout)
         if lease is not None:
             self._ready.get(lease.generator, {}).pop(rollout, None)
+            self._came_nearer[lease.generator] = None
         super().release(rollout, tokens)
 
     def turn_wish(self, rollout: str) -> None:
         lease = self._leases.get(rollout)
         if lease is not None:
             self._ready.setdefault(lease.generator, {})[rollout] = None
+            self._came_nearer[lease.generator] = None
 
     def turns(self) -> tuple[str, ...]:
+        if not self._came_nearer:
+            return ()
+        nearer, self._came_nearer = self._came_nearer, {}
         begin: list[str] = []
-        for name, ready in self._ready.items():
+        for name in nearer if len(nearer) == 1 else [name for name in self._ready if name in nearer]:
+            ready = self._ready.get(name)
             if ready and len(ready) == len(self._books[name].leases):
                 begin += ready
                 ready.clear()

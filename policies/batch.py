@@ -57,17 +57,19 @@ class TrainingSequence(Record):
 
 def sequence_from_trajectory(trajectory: Trajectory, advantage: float, group: int) -> TrainingSequence:
     """A rollout as the learner reads it: model tokens are learned, prompt and tool tokens are not."""
+    ids = tokens.joined([span.ids for span in trajectory.spans])
+    counted = isinstance(ids, CountedTokens)
     learned, logprobs = [], []
     for span in trajectory.spans:
         length = tokens.count(span.ids)
         sampled = span.kind == "model"
         learned.append((b"\x01" if sampled else b"\x00") * length)
-        logprobs.append(span.logprobs if sampled else bytes(4 * length))
-    ids = tokens.joined([span.ids for span in trajectory.spans])
+        if not counted:
+            logprobs.append(span.logprobs if sampled else bytes(4 * length))
     return TrainingSequence(
         ids=ids,
         learned=b"".join(learned),
-        logprobs=b"" if isinstance(ids, CountedTokens) else b"".join(logprobs),
+        logprobs=b"".join(logprobs),
         advantage=advantage,
         group=group,
     )

@@ -31,10 +31,12 @@ from policies.step_cost import StepWork
 class _Sequence:
     """A request in the engine. `base` is its computed tokens minus the clock, while it decodes."""
 
-    __slots__ = ("base", "computed", "generated", "holding", "lost", "order", "path", "turn")
+    __slots__ = ("base", "computed", "generated", "holding", "lost", "order", "path", "tokens", "turn")
 
     def __init__(self, turn: Turn, block_tokens: int) -> None:
         self.turn = turn
+        self.tokens = turn.length
+        """Tokens known when it was last admitted."""
         self.path = path_of(turn.prompt, turn.prompt_tokens, turn.sequence, block_tokens)
         self.holding = Holding()
         self.order = -1  # of admission; -1: waiting
@@ -42,11 +44,6 @@ class _Sequence:
         self.computed = 0
         self.base = 0
         self.lost = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens known when it was last admitted."""
-        return self.turn.length + self.generated
 
 
 class ContinuousBatching:
@@ -56,7 +53,8 @@ class ContinuousBatching:
         self.limits, self.counts = limits, BatchingCounts()
         self.peak_blocks = 0
         """Blocks held in the last step that ended, before those that finished with it gave theirs back."""
-        self._block = limits.block_tokens
+        self._block, self._caching = limits.block_tokens, limits.prefix_caching
+        self._max_running, self._max_step_tokens = limits.max_running, limits.max_step_tokens
         self._pool = BlockPool(limits.kv_blocks, prefix_caching=limits.prefix_caching)
         self._sequences: dict[str, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
@@ -72,6 +70,8 @@ class ContinuousBatching:
         self._class_sizes = [0] * (2 * self._block)
         """Sizes of the classes in the order in which the clock meets them (backwards), twice over."""
         self._ends: list[tuple[int, int]] = []  # heap of (clock, order); entries of the preempted are stale
+        self._looked_up: tuple[_Sequence | None, int, Hits] = None, 0, NO_HITS
+        """The last look-up: of whom, after how many changes of the pool, and what was found."""
         self._work: StepWork | None = None
         self._blocks_ahead = 0  # new blocks that all steps of a stretch of decoding need
         self._scheduled = False  # the work is a step whose blocks have been taken already
@@ -151,18 +151,21 @@ class ContinuousBatching:
         work = self._work
         assert work is not None and 1 <= steps <= work.steps
         self._work = None
-        if not self._scheduled:
-            self._pool.take(self._blocks_ahead if steps == work.steps else self._blocks_in(steps))
-        self._scheduled = False
-        self.peak_blocks = self.used_blocks
-        self._clock += steps
+        pool = self._pool
+        if self._scheduled:
+            self._scheduled = False
+        else:
+            pool.take(self._blocks_ahead if steps == work.steps else self._blocks_in(steps))
+        self.peak_blocks = pool.total - pool.free
+        clock = self._clock = self._clock + steps
         self.counts.generated_tokens += steps * work.decoding
-        finished = []
-        while self._ends and self._ends[0][0] <= self._clock:
-            sequence = self._running.get(heapq.heappop(self._ends)[1])
+        finished, ends = list[_Sequence](), self._ends
+        while ends and ends[0][0] <= clock:
+            sequence = self._running.get(heapq.heappop(ends)[1])
             if sequence is not None:
                 finished.append(sequence)
-        finished += self._start_decoding()
+        if self._prefilled:
+            finished += self._start_decoding()
         return [self._finish(sequence) for sequence in finished]
 
     # --- a step with admissions, prefill or preemption -------------------------------------------
@@ -170,7 +173,7 @@ class ContinuousBatching:
     def _schedule(self) -> StepWork:
         """One step of vLLM's scheduler: the running first, then the queue."""
         self._scheduled = True
-        budget, preempted = self.limits.max_step_tokens - self._decoding, False
+        budget, preempted = self._max_step_tokens - self._decoding, False
         crossing = self._classes[-self._clock % self._block]
         chunk = 0
         if self._prefilling is not None:
@@ -179,14 +182,14 @@ class ContinuousBatching:
             self._pool.take(len(crossing))
         else:
             preempted = self._take_or_preempt(list(crossing.values()), chunk)
-            budget = self.limits.max_step_tokens - self._decoding
+            budget = self._max_step_tokens - self._decoding
         prefill = pairs = 0
         last = self._prefilling
         if last is not None and chunk:
             prefill, pairs = chunk, self._compute(last, chunk)
         decoding, context = self._decoding, self._context + self._decoding * self._clock
         budget -= prefill
-        while not preempted and budget > 0 and self._waiting and len(self._running) < self.limits.max_running:
+        while not preempted and budget > 0 and self._waiting and len(self._running) < self._max_running:
             hits = self._admissible(self._waiting[0])
             if hits is None:
                 break
@@ -223,18 +226,20 @@ class ContinuousBatching:
     def _can_admit(self) -> bool:
         return (
             bool(self._waiting)
-            and len(self._running) < self.limits.max_running
+            and len(self._running) < self._max_running
             and self._admissible(self._waiting[0]) is not None
         )
 
     def _admissible(self, sequence: _Sequence) -> Hits | None:
         """The cached blocks that the sequence would begin with, if all its tokens fit."""
-        tokens = sequence.tokens
-        hits = NO_HITS
-        if self.limits.prefix_caching:
-            hits = self._pool.lookup(sequence.path, (tokens - 1) // self._block)
-        needed = -(-tokens // self._block) - hits.blocks + hits.evictable
-        return hits if needed <= self._pool.free else None
+        tokens, pool, hits = sequence.tokens, self._pool, NO_HITS
+        if self._caching:
+            whom, changes, hits = self._looked_up
+            if whom is not sequence or changes != pool.changes:
+                hits = pool.lookup(sequence.path, (tokens - 1) // self._block)
+                self._looked_up = sequence, pool.changes, hits
+        blocks, evictable, _ = hits
+        return hits if -(-tokens // self._block) - blocks + evictable <= pool.free else None
 
     def _admit(self, hits: Hits) -> _Sequence:
         sequence = self._waiting.popleft()
@@ -273,12 +278,13 @@ class ContinuousBatching:
 
     def _steps_ahead(self) -> int:
         """Steps until a sequence ends or blocks run out; 0 if they have run out."""
-        while self._ends[0][1] not in self._running:
-            heapq.heappop(self._ends)
-        steps = self._ends[0][0] - self._clock
+        ends = self._ends
+        while ends[0][1] not in self._running:
+            heapq.heappop(ends)
+        steps = ends[0][0] - self._clock
         free = self._pool.free
-        self._blocks_ahead = self._blocks_in(steps)
-        if self._blocks_ahead <= free:
+        blocks = self._blocks_ahead = self._blocks_in(steps)
+        if blocks <= free:
             return steps
         cycles = free // self._decoding
         steps, left = cycles * self._block, free - cycles * self._decoding
@@ -302,10 +308,9 @@ class ContinuousBatching:
     def _start_decoding(self) -> list[_Sequence]:
         """Sequences whose prefill is complete have sampled a token; returns those for which it was the last."""
         finished: list[_Sequence] = []
-        if not self._prefilled:
-            return finished
         for sequence in self._prefilled:
             sequence.generated += 1
+            sequence.tokens += 1
             self.counts.generated_tokens += 1
             left = sequence.turn.new_tokens - sequence.generated
             if not left:
@@ -334,7 +339,9 @@ class ContinuousBatching:
             self._decoding -= 1
             self._context -= sequence.base
             computed = sequence.base + self._clock
-            sequence.generated += computed - sequence.computed
+            decoded = computed - sequence.computed
+            sequence.generated += decoded
+            sequence.tokens += decoded
             sequence.computed = computed
             sequence.holding.open += -(-computed // self._block) - sequence.holding.blocks
             self._pool.cache(sequence.holding, sequence.path, computed // self._block)

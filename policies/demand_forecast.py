@@ -37,10 +37,11 @@ class Session:
 class Demand:
     """The future of one generator's rollouts; `sigmas` standard deviations are the margin of its peak."""
 
-    __slots__ = ("_expected_peak", "_mean", "_peak", "_sigmas", "_speed", "_time", "_variance")
+    __slots__ = ("_expected_peak", "_moments", "_peak", "_sigmas", "_speed", "_time")
 
     def __init__(self, sigmas: float) -> None:
-        self._mean, self._variance = np.zeros(BUCKETS), np.zeros(BUCKETS)
+        self._moments = np.zeros((2, BUCKETS))
+        """Mean and variance."""
         self._sigmas = sigmas
         self._peak: float | None = 0.0
         self._expected_peak: float | None = 0.0
@@ -52,26 +53,26 @@ class Demand:
     def peak(self) -> float:
         """The highest point, margin included; found when somebody wants to know it."""
         if self._peak is None:
-            self._peak = _peak(self._mean, self._variance, self._sigmas)
+            self._peak = _peak(self._moments, self._sigmas)
         return self._peak
 
     def expected_peak(self) -> float:
         """The highest point of the mean."""
         if self._expected_peak is None:
-            self._expected_peak = float(self._mean.max())
+            self._expected_peak = float(self._moments[0].max())
         return self._expected_peak
 
     def peak_with(self, bucket: int, prediction: LengthPrediction, sigmas: float) -> float:
         """The highest point with one more rollout, which is in `bucket`, and another margin."""
-        return _peak(self._mean + prediction.mean[bucket], self._variance + prediction.variance[bucket], sigmas)
+        return _peak(self._moments + prediction.moments[bucket], sigmas)
 
     def enter(self, bucket: int, prediction: LengthPrediction) -> None:
         """A rollout is in `bucket` now."""
-        self._change(self._mean + prediction.mean[bucket], self._variance + prediction.variance[bucket])
+        self._change(self._moments + prediction.moments[bucket])
 
     def leave(self, bucket: int, prediction: LengthPrediction) -> None:
         """A rollout is no longer in `bucket`."""
-        self._change(self._mean - prediction.mean[bucket], self._variance - prediction.variance[bucket])
+        self._change(self._moments - prediction.moments[bucket])
 
     def learn_speed(self, session: Session, tokens: int, now: float) -> None:
         """A rollout has come to `tokens` tokens."""
@@ -85,21 +86,26 @@ class Demand:
 
     def recount(self, sessions: Iterable[Session], prediction: LengthPrediction, now: float) -> None:
         """The demand from where the generator's rollouts are taken to be now."""
-        counts, speed, bucket_of = [0] * BUCKETS, self._speed, prediction.bucket
+        counts, speed, width, last = [0] * BUCKETS, self._speed, prediction.width, BUCKETS - 1
         for session in sessions:
-            session.bucket = bucket = bucket_of(round(session.tokens + speed * (now - session.time)))
-            session.came_to(bucket, prediction)
+            bucket = round(session.tokens + speed * (now - session.time)) // width  # as `prediction.bucket` has it
+            if bucket > last:
+                bucket = last
+            session.bucket = bucket
+            if bucket > session.learned:
+                session.came_to(bucket, prediction)
             counts[bucket] += 1
         self._time = now
         shares = np.array(counts, dtype=float)
-        self._change(shares @ prediction.mean, shares @ prediction.variance)
+        self._change(np.stack((shares @ prediction.mean, shares @ prediction.variance)))
 
-    def _change(self, mean: np.ndarray, variance: np.ndarray) -> None:
-        """Replace the expectation. The arrays are not written to afterwards."""
-        self._mean, self._variance = mean, variance
+    def _change(self, moments: np.ndarray) -> None:
+        """Replace the expectation. The array is not written to afterwards."""
+        self._moments = moments
         self._peak = self._expected_peak = None
 
 
-def _peak(mean: np.ndarray, variance: np.ndarray, sigmas: float) -> float:
+def _peak(moments: np.ndarray, sigmas: float) -> float:
     """The highest point of a demand; sums that should be 0 may have become a little less."""
-    return float((mean + sigmas * np.sqrt(np.maximum(variance, 0.0))).max())
+    mean, variance = moments
+    return float(np.maximum.reduce(mean + sigmas * np.sqrt(np.maximum(variance, 0.0))))

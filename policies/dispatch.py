@@ -18,8 +18,8 @@ class LeastOutstanding:
     def __init__(self, environments: list[str]) -> None:
         if not environments:
             raise ValueError("no environment to dispatch to; give the recipe at least one")
-        self._outstanding = dict.fromkeys(environments, 0)
-        self._last_chosen = dict.fromkeys(environments, -1)
+        self._ranks = {name: (0, -1, name) for name in environments}
+        """Calls outstanding, when it was last chosen, name."""
         self._choices = 0
 
     def choose(self, avoid: frozenset[str], prefer: str = "") -> str:
@@ -27,16 +27,16 @@ class LeastOutstanding:
 
         `prefer` names the one that has the call's session, if any has.
         """
-        candidates = [name for name in self._outstanding if name not in avoid] or list(self._outstanding)
-        if prefer in candidates:
-            candidates = [prefer]
-        chosen = min(candidates, key=lambda name: (self._outstanding[name], self._last_chosen[name], name))
-        self._outstanding[chosen] += 1
+        candidates = self._ranks
+        if avoid:
+            candidates = {name: rank for name, rank in candidates.items() if name not in avoid} or candidates
+        outstanding, _, chosen = candidates[prefer] if prefer in candidates else min(candidates.values())
         self._choices += 1
-        self._last_chosen[chosen] = self._choices
+        self._ranks[chosen] = outstanding + 1, self._choices, chosen
         return chosen
 
     def finished(self, environment: str) -> None:
         """One call less is outstanding at `environment`."""
-        self._outstanding[environment] -= 1
-        assert self._outstanding[environment] >= 0, f"{environment} finished more calls than it was given"
+        outstanding, last_chosen, _ = self._ranks[environment]
+        assert outstanding > 0, f"{environment} finished more calls than it was given"
+        self._ranks[environment] = outstanding - 1, last_chosen, environment

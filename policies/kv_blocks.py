@@ -92,20 +92,25 @@ class BlockPool:
         """Free blocks without content; always in front of the others."""
         self._released: OrderedDict[_Run, None] = OrderedDict()
         """Free cached runs, least recently released first."""
-        self._index: dict[tuple[Hashable, int], list[_Run]] = {}
+        self._index: dict[Hashable, dict[int, list[_Run]]] = {}
         """Runs by chain and first block; copies of one content in the order in which they were cached."""
+        self.changes = 0
+        """How often what `lookup` finds has changed."""
 
     def lookup(self, path: Path, most_blocks: int) -> Hits:
         """The longest cached prefix of at most `most_blocks` blocks."""
         position, evictable = 0, 0
         parts: list[tuple[_Run, int]] = []
-        for segment in path:
-            end = most_blocks if segment.end is None else min(segment.end, most_blocks)
+        for chain, _, end in path:
+            if end is None or end > most_blocks:
+                end = most_blocks
+            if position >= end:
+                continue
+            starts = self._index.get(chain)
             while position < end:
-                runs = self._index.get((segment.chain, position))
-                if not runs:
+                if not starts or position not in starts:
                     return Hits(position, evictable, tuple(parts))
-                run = runs[0]
+                run = starts[position][0]
                 count = min(run.count, end - position)
                 if count < run.count and run.holders:
                     return Hits(position, evictable, tuple(parts))  # a held run is shared as a whole or not at all
@@ -118,6 +123,7 @@ class BlockPool:
     def attach(self, holding: Holding, hits: Hits) -> None:
         """Let a sequence that holds nothing hold `hits`."""
         assert not holding.blocks
+        self.changes += 1
         for run, count in hits.parts:
             if count < run.count:
                 run = self._split(run, count)
@@ -132,9 +138,12 @@ class BlockPool:
         """Remove `blocks` from the free list; what was cached in them is lost."""
         assert blocks <= self.free, f"{blocks} blocks wanted, {self.free} free"
         self.free -= blocks
-        empty = min(blocks, self._empty)
-        self._empty -= empty
-        blocks -= empty
+        if blocks <= self._empty:
+            self._empty -= blocks
+            return
+        self.changes += 1
+        blocks -= self._empty
+        self._empty = 0
         while blocks:
             run = next(iter(self._released))
             evicted = min(blocks, run.count)
@@ -148,30 +157,34 @@ class BlockPool:
         """The sequence's first `full_blocks` blocks are full: those that are not cached yet become so."""
         if not self._caching or full_blocks <= holding.cached:
             return
-        for segment in path:
-            end = full_blocks if segment.end is None else min(segment.end, full_blocks)
-            new = end - max(segment.start, holding.cached)
+        self.changes += 1
+        for chain, start, end in path:
+            cached = holding.cached
+            if end is None or end > full_blocks:
+                end = full_blocks
+            new = end - (start if start > cached else cached)
             if new <= 0:
                 continue
             last = holding.runs[-1] if holding.runs else None
             if (
                 last is not None
                 and last.holders == 1
-                and last.chain == segment.chain
-                and last.start >= segment.start
-                and last.start + last.count == holding.cached
+                and last.start >= start
+                and last.start + last.count == cached
+                and last.chain == chain
             ):
                 last.count += new
             else:
-                run = _Run(segment.chain, holding.cached, new, 1)
+                run = _Run(chain, cached, new, 1)
                 holding.runs.append(run)
-                self._index.setdefault((run.chain, run.start), []).append(run)
+                self._index.setdefault(chain, {}).setdefault(cached, []).append(run)
             holding.cached += new
             holding.open -= new
         assert holding.open >= 0
 
     def release(self, holding: Holding) -> None:
         """Give back all of a sequence's blocks; cached ones can be found until they are taken."""
+        self.changes += 1
         self._empty += holding.open
         self.free += holding.open
         for run in reversed(holding.runs):
@@ -184,7 +197,7 @@ class BlockPool:
     def _split(self, run: _Run, count: int) -> _Run:
         """Take the first `count` blocks out of a free run; the rest keeps its place in line, out of reach."""
         head = _Run(run.chain, run.start, count, 0)
-        copies = self._index[(run.chain, run.start)]
+        copies = self._index[run.chain][run.start]
         copies[copies.index(run)] = head
         run.chain, run.start, run.count = None, run.start + count, run.count - count
         self.free -= count
@@ -193,7 +206,10 @@ class BlockPool:
     def _forget(self, run: _Run) -> None:
         if run.chain is None:
             return
-        copies = self._index[(run.chain, run.start)]
+        starts = self._index[run.chain]
+        copies = starts[run.start]
         copies.remove(run)
         if not copies:
-            del self._index[(run.chain, run.start)]
+            del starts[run.start]
+            if not starts:
+                del self._index[run.chain]

@@ -8,15 +8,18 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 from policies.balancing import BalancerOptions, Capacity, Lease, Load, Unplaceable, Wish, reserve_for
+from policies.ranking import Ranking
 
 
 class GeneratorBooks:
     """One generator: what it may promise, and what it has promised to whom."""
 
-    __slots__ = ("budget", "capacity", "chosen", "leases", "name", "promised")
+    __slots__ = ("budget", "capacity", "chosen", "joined", "leases", "name", "promised")
 
     def __init__(self, capacity: Capacity, budget: int) -> None:
         self.capacity, self.budget = capacity, budget
@@ -25,6 +28,8 @@ class GeneratorBooks:
         self.leases: dict[str, Lease] = {}
         self.chosen = -1
         """When it was last chosen, counted in choices."""
+        self.joined = 0
+        """How many had joined before it, of those that are here."""
 
     @property
     def free(self) -> int:
@@ -33,8 +38,8 @@ class GeneratorBooks:
 
 class LeaseBooks:
     """Base of the strategies: a strategy says what a generator may promise (`budget_of`), what a wish has to be
-    promised (`reserve_of`), who is served next (`first`: who came first, if it says nothing else) and where that goes
-    now (`choose`)."""
+    promised (`reserve_of`), who is served next (`first`: who came first, if it says nothing else), which generators it
+    prefers (`rank`) and whether the wish goes to one of them now (`choose`)."""
 
     turn_barrier = False
     wants_progress = False
@@ -44,11 +49,14 @@ class LeaseBooks:
         self._epoch = epoch
         self._books: dict[str, GeneratorBooks] = {}
         self._leases: dict[str, Lease] = {}
-        self._waiting: dict[str, Wish] = {}
+        self._waiting: OrderedDict[str, Wish] = OrderedDict()
+        """A plain dictionary takes the longer to find its first, the more have been taken from its front."""
         self._last_chosen: dict[str, int] = {}
         self._choices = 0
         self._holders: dict[int, list[GeneratorBooks]] = {}
         """Generators that could hold a wish for any generator if they were empty, by its `max_tokens`."""
+        self._rankings: dict[int, Ranking[GeneratorBooks]] = {}
+        """The same, the preferred ones first."""
         self._changed = True
         """Whether anything has happened since a wish was last turned away that could make room for the first one, or
         another one the first. (What rollouts tell while they run does not count: see `Predictive.progressed`.)"""
@@ -71,9 +79,13 @@ class LeaseBooks:
         """Of those who wait (there are some), the one that is served next."""
         return next(iter(self._waiting.values()))
 
+    def rank(self, books: GeneratorBooks) -> tuple[Any, ...]:
+        """By which generators are preferred, the lowest first; no two may have the same."""
+        raise NotImplementedError
+
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator that takes the wish now; None if it has to wait."""
-        raise NotImplementedError
+        return next(self.best_first(wish), None)
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -85,15 +97,13 @@ class LeaseBooks:
         books = GeneratorBooks(capacity, self.budget_of(capacity))
         books.chosen = self._last_chosen.get(capacity.generator, -1)
         self._books[capacity.generator] = books
-        self._holders.clear()
-        self._changed = True
+        self._regrouped()
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
         books = self._books.pop(generator, None)
         if books is None:
             return ()
-        self._holders.clear()
-        self._changed = True
+        self._regrouped()
         for rollout in books.leases:
             del self._leases[rollout]
         return tuple(books.leases)
@@ -130,6 +140,7 @@ class LeaseBooks:
             books = self._books[lease.generator]
             del books.leases[rollout]
             books.promised -= lease.reserve
+            self.rank_anew(books.name)
             self._changed = True
 
     def progressed(self, rollout: str, tokens: int) -> None:
@@ -160,6 +171,28 @@ class LeaseBooks:
         holders = self._holders[tokens]
         return [books for books in holders if books.name == wish.generator] if wish.generator else holders
 
+    def best_first(self, wish: Wish) -> Iterator[GeneratorBooks]:
+        """The same, the preferred ones first; for `choose`, which changes nothing meanwhile."""
+        if wish.generator:
+            return iter(self.holders(wish))
+        tokens = wish.max_tokens
+        if tokens not in self._rankings:
+            self._rankings[tokens] = Ranking([(books.name, books) for books in self.holders(wish)], self.rank)
+        return self._rankings[tokens].best_first()
+
+    def rank_anew(self, generator: str) -> None:
+        """What its rank follows from has changed."""
+        for ranking in self._rankings.values():
+            ranking.change(generator)
+
+    def _regrouped(self) -> None:
+        """Generators have come or gone."""
+        self._holders.clear()
+        self._rankings.clear()
+        for joined, books in enumerate(self._books.values()):
+            books.joined = joined
+        self._changed = True
+
     def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
         """Move a wish from the queue to a generator."""
         del self._waiting[wish.rollout]
@@ -177,6 +210,7 @@ class LeaseBooks:
         )
         books.promised += reserve
         books.leases[wish.rollout] = self._leases[wish.rollout] = lease
+        self.rank_anew(books.name)
         return lease
 
     def _granted(self) -> Iterator[Lease]:

@@ -40,6 +40,8 @@ class LengthPrediction:
         self.mean = np.zeros((BUCKETS, BUCKETS))
         """`[now, ahead]`: expected tokens of KV of a rollout in bucket `now`, `ahead` buckets of growth later."""
         self.variance = np.zeros((BUCKETS, BUCKETS))
+        self.moments = np.zeros((BUCKETS, 2, BUCKETS))
+        """`[now]`: both, for those who add them up together."""
         self.refresh()
 
     def bucket(self, tokens: int) -> int:
@@ -82,3 +84,4 @@ class LengthPrediction:
             tokens = (np.arange(now, BUCKETS) + 1.0) * self.width
             self.mean[now, :later] = alive * tokens
             self.variance[now, :later] = alive * (1 - alive) * tokens**2
+        self.moments[:, 0], self.moments[:, 1] = self.mean, self.variance

@@ -97,6 +97,7 @@ class Predictive(LeaseBooks):
             demand.leave(session.bucket, self._prediction)
             session.bucket = bucket
             demand.enter(bucket, self._prediction)
+            self.rank_anew(name)
         self._look_at(name)
         # Nobody is let in for this, though the peak may be lower now: the next end of a rollout is soon enough. In
         # 2,048 simulated rollouts on 8 engines (`rl-1` of rstar2-14b-8gpu) to look at once made the step 5% longer.
@@ -108,7 +109,7 @@ class Predictive(LeaseBooks):
             return
         session = self._sessions.pop(rollout)
         demand = self._demands[lease.generator]
-        demand.leave(session.bucket, self._prediction)
+        demand.leave(session.bucket, self._prediction)  # it is ranked anew since the lease has ended
         self._look_at(lease.generator)
         if tokens is not None:
             if tokens > session.tokens:
@@ -128,18 +129,16 @@ class Predictive(LeaseBooks):
     def promised_by(self, books: GeneratorBooks) -> int:
         return round(self._demands[books.name].expected_peak())
 
+    def rank(self, books: GeneratorBooks) -> tuple[bool, float, int, int]:
+        return bool(books.leases), self._demands[books.name].peak() / books.budget, books.chosen, books.joined
+
     def choose(self, wish: Wish) -> GeneratorBooks | None:
         """The generator with the most predicted room, if that is enough; an idle one always takes a wish."""
-        best, least = None, (True, 0.0, 0)
-        demands = self._demands
-        for books in self.holders(wish):
-            rank = (bool(books.leases), demands[books.name].peak() / books.budget, books.chosen)
-            if best is None or rank < least:
-                best, least = books, rank
+        best = super().choose(wish)
         if best is None or not best.leases:
             return best
         bucket = self._bucket_of(wish.prompt_tokens)
-        peak = demands[best.name].peak_with(bucket, self._prediction, self._sigmas())
+        peak = self._demands[best.name].peak_with(bucket, self._prediction, self._sigmas())
         return best if peak <= best.budget else None
 
     def _sigmas(self) -> float:
@@ -160,7 +159,7 @@ class Predictive(LeaseBooks):
         self._queue.started(wish)
         session = Session(group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
-        self._demands[books.name].enter(session.bucket, self._prediction)
+        self._demands[books.name].enter(session.bucket, self._prediction)  # ranked anew, as it has one lease more
         return lease
 
     def first(self) -> Wish:
@@ -190,3 +189,4 @@ class Predictive(LeaseBooks):
     def _recount(self, name: str) -> None:
         sessions = [self._sessions[rollout] for rollout in self._books[name].leases]
         self._demands[name].recount(sessions, self._prediction, self._time)
+        self.rank_anew(name)

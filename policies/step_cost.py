@@ -11,6 +11,8 @@ Invariants: more work never takes less time; the sum over m steps of a growing b
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -53,21 +55,42 @@ class StepCost(Options):
 
     def seconds(self, work: StepWork, steps: int | None = None) -> float:
         """Time of the first `steps` steps of `work` (default: all of them)."""
-        m = work.steps if steps is None else steps
-        growth = work.decoding * (m * (m - 1) // 2)
+        base, sequence, context_token, prefill_token, prefill_pair = self._coefficients
+        m, decoding, context_tokens, prefill_tokens, prefill_pairs = work
+        if steps is not None:
+            m = steps
+        growth = decoding * (m * (m - 1) // 2)
         return (
-            m * (self.base + self.sequence * work.decoding + self.prefill_token * work.prefill_tokens)
-            + self.context_token * (m * work.context_tokens + growth)
-            + self.prefill_pair * m * work.prefill_pairs
+            m * (base + sequence * decoding + prefill_token * prefill_tokens)
+            + context_token * (m * context_tokens + growth)
+            + prefill_pair * m * prefill_pairs
         )
 
     def steps_begun_by(self, work: StepWork, seconds: float) -> int:
         """Steps of `work` that have begun when `seconds` have passed: at least 1, at most all of them."""
         low, high = 1, work.steps
+        if high == 1:
+            return 1
+        near = self._steps_in(work, seconds)
+        guesses = [near, near + 1]
         while low < high:
-            middle = (low + high) // 2
+            middle = guesses.pop() if guesses else (low + high) // 2
+            if not low <= middle < high:
+                continue
             if self.seconds(work, middle) > seconds:
                 high = middle
             else:
                 low = middle + 1
         return low
+
+    def _steps_in(self, work: StepWork, seconds: float) -> int:
+        """Whole steps of `work` in `seconds`, give or take one: `seconds` is a quadratic in the steps."""
+        square = self.context_token * work.decoding / 2
+        linear = self.seconds(work, 1) - square
+        root = math.sqrt(linear * linear + 4 * square * max(0.0, seconds))
+        return int(min(2 * seconds / (linear + root), work.steps)) if linear + root > 0 else work.steps
+
+    @cached_property
+    def _coefficients(self) -> tuple[float, float, float, float, float]:
+        """All at once: a field of a model takes several times as long to read as that of a plain object."""
+        return self.base, self.sequence, self.context_token, self.prefill_token, self.prefill_pair

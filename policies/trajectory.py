@@ -82,10 +82,11 @@ class Span(Record):
     @model_validator(mode="after")
     def _only_model_tokens_were_sampled(self) -> Span:
         if self.kind == "model":
-            if tokens.count(self.logprobs) != (0 if isinstance(self.ids, CountedTokens) else tokens.count(self.ids)):
+            ids, logprobs = self.ids, self.logprobs
+            if logprobs if isinstance(ids, CountedTokens) else tokens.count(logprobs) != tokens.count(ids):
                 raise ValueError(
-                    f"a model span of {tokens.count(self.ids)} tokens has "
-                    f"{tokens.count(self.logprobs)} log-probabilities; "
+                    f"a model span of {tokens.count(ids)} tokens has "
+                    f"{tokens.count(logprobs)} log-probabilities; "
                     "give one for each token"
                 )
             if self.version is None:
@@ -106,6 +107,8 @@ def turn_spans(
         version: the weights that sampled the last token.
         earlier: what other weights had sampled before these came, in order.
     """
+    if not earlier:
+        return [Span(kind="model", ids=ids, logprobs=logprobs, version=version)]
     runs = [*earlier, VersionRun(version, tokens.count(ids) - sum(run.tokens for run in earlier))]
     spans, begin = list[Span](), 0
     for run in runs:
@@ -202,22 +205,22 @@ class Trajectory(Record):
     @property
     def response_tokens(self) -> int:
         """Tokens after the prompt, model and tool together."""
-        return sum(tokens.count(span.ids) for span in self.spans[1:])
+        return sum([tokens.count(span.ids) for span in self.spans[1:]])
 
     @property
     def model_tokens(self) -> int:
         """Tokens that the model sampled."""
-        return sum(tokens.count(span.ids) for span in self.spans if span.kind == "model")
+        return sum([tokens.count(span.ids) for span in self.spans if span.kind == "model"])
 
     @property
     def versions(self) -> tuple[WeightsVersion, ...]:
         """All weights that sampled a token of it, in the order in which they did."""
-        return tuple(dict.fromkeys(span.version for span in self.spans if span.version is not None))
+        return tuple(dict.fromkeys([span.version for span in self.spans if span.version is not None]))
 
     @property
     def tool_errors(self) -> int:
         """Calls that count as errors."""
-        return sum(record.result.is_tool_error for record in self.calls)
+        return sum([record.result.is_tool_error for record in self.calls])
 
     @property
     def truncated(self) -> bool:

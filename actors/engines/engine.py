@@ -36,8 +36,7 @@ class EngineCapacity:
         return self.kv_blocks * self.block_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """Continue a sequence."""
 
     id: str
@@ -57,8 +56,7 @@ class SampleRequest:
     Engines that only count tokens have none to tell of."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleResult:
+class SampleResult(NamedTuple):
     """What was sampled."""
 
     ids: list[int]

@@ -23,7 +23,7 @@ from actors.system.clock import Clock, Timer, seconds_since
 from policies.batching_records import BatchingCounts, BatchingLimits, Turn
 from policies.continuous_batching import ContinuousBatching
 from policies.options import Options
-from policies.scripted import Script, ScriptedTurn
+from policies.scripted import CountedTokens, Script, ScriptedTurn
 from policies.step_cost import Seconds, StepCost, StepWork
 from policies.trajectory import VersionRun, WeightsVersion
 
@@ -61,10 +61,12 @@ class SimulatedEngine:
     def __init__(self, *, options: SimulatedOptions, script: Script, clock: Clock) -> None:
         self._options, self._script, self._clock = options, script, clock
         self._core = ContinuousBatching(options.limits)
+        self._cost = options.cost
         self._block_tokens = options.limits.block_tokens
         self._longest = min(options.max_sequence_tokens, options.limits.kv_blocks * options.limits.block_tokens)
         self._asked: dict[str, _Asked] = {}
-        self._arriving: list[Turn] = []
+        self._arriving: list[tuple[str, CountedTokens, int]] = []
+        """Requests for the next step: id, history, tokens to come."""
         self._leaving: list[str] = []
         self._version = WeightsVersion(0, 0)
         self._paused = False
@@ -93,32 +95,22 @@ class SimulatedEngine:
                 f"request {request.id}: a simulated engine has no model to continue its {len(request.ids)} token ids "
                 "with; give `counted`, as simulated dialogues do"
             )
-        longest = self._longest
-        if ids.length + request.max_tokens > longest:
+        request_id, max_tokens = request.id, request.max_tokens
+        if ids.length + max_tokens > self._longest:
             raise ValueError(
-                f"request {request.id}: {ids.length} + {request.max_tokens} tokens exceed the engine's {longest}; "
+                f"request {request_id}: {ids.length} + {max_tokens} tokens exceed the engine's {self._longest}; "
                 "lower max_tokens or give the engine more KV cache (a request over capacity would wait for ever)"
             )
-        assert request.id not in self._asked, f"request {request.id} is already in the engine"
+        assert request_id not in self._asked, f"request {request_id} is already in the engine"
         turn = self._script.turn(ids.sequence, ids.turns)
-        asked = _Asked(request.max_tokens, turn)
-        self._asked[request.id] = asked
-        self._arriving.append(
-            Turn(
-                id=request.id,
-                prompt=ids.prompt,
-                prompt_tokens=ids.prompt_tokens,
-                sequence=(ids.prompt, ids.sequence),
-                length=ids.length,
-                new_tokens=min(turn.n_tokens, request.max_tokens),
-            )
-        )
+        asked = self._asked[request_id] = _Asked(max_tokens, turn)
+        self._arriving.append((request_id, ids, min(turn.n_tokens, max_tokens)))
         if not self._core.waiting:  # else it could not run before the stretch ends: others are waiting in front of it
             self._interrupt()
         try:
             return await asked.future
         except asyncio.CancelledError:
-            await self.abort(request.id)
+            await self.abort(request_id)
             raise
 
     async def abort(self, request_id: str) -> None:
@@ -126,7 +118,7 @@ class SimulatedEngine:
         if asked is None:
             return
         arriving = len(self._arriving)
-        self._arriving = [turn for turn in self._arriving if turn.id != request_id]
+        self._arriving = [request for request in self._arriving if request[0] != request_id]
         if len(self._arriving) == arriving:
             self._leaving.append(request_id)
             self._interrupt()
@@ -191,8 +183,7 @@ class SimulatedEngine:
         if self._work is None:
             self._begin()
             return
-        cost = self._options.cost
-        steps = cost.steps_begun_by(self._work, seconds_since(self._clock, self._began_ns))
+        steps = self._cost.steps_begun_by(self._work, seconds_since(self._clock, self._began_ns))
         if steps < self._steps:
             assert self._alarm is not None
             self._alarm.cancel()
@@ -206,27 +197,27 @@ class SimulatedEngine:
             self._leaving = []
         if self._arriving and not self._updates:
             # KV of other weights must not be found: each version has its own prefix cache.
-            for turn in self._arriving:
-                salted = turn._replace(
-                    prompt=(self._version, turn.prompt), sequence=(self._version, turn.prompt, turn.sequence)
-                )
-                self._core.add(salted)
+            for request_id, ids, new_tokens in self._arriving:
+                prompt = self._version, ids.prompt
+                sequence = prompt, ids.sequence
+                self._core.add(Turn(request_id, prompt, ids.prompt_tokens, sequence, ids.length, new_tokens))
             self._arriving = []
         for update in self._updates:
             if not update.done():
                 update.set_result(None)
+        core = self._core
         if not self._paused and not self._updates:
-            self._work = self._core.begin()
+            self._work = core.begin()
         self._count_kv(self._used_tokens)
-        self._used_tokens = self._core.used_blocks * self._block_tokens
+        self._used_tokens = core.used_blocks * self._block_tokens
         if self._work is not None:
-            self._began_ns = self._clock.now_ns()
+            self._began_ns = self._changed_ns
             self._set_alarm(self._work.steps)
 
     def _set_alarm(self, steps: int) -> None:
         assert self._work is not None
         self._steps = steps
-        end_ns = self._began_ns + round(self._options.cost.seconds(self._work, steps) * 1e9)
+        end_ns = self._began_ns + round(self._cost.seconds(self._work, steps) * 1e9)
         self._alarm = self._clock.call_later(max(0.0, (end_ns - self._clock.now_ns()) / 1e9), self._ring)
 
     def _ring(self) -> None:
@@ -234,19 +225,19 @@ class SimulatedEngine:
         self._work = None
         self._alarm = None
         sampled = self._core.end(self._steps)
-        self._busy_seconds += seconds_since(self._clock, self._began_ns)
         self._count_kv(self._core.peak_blocks * self._block_tokens)
-        for done in sampled:
-            if done.id in self._leaving:  # it was answered then, and the id may have been asked for again
-                self._leaving.remove(done.id)
+        self._busy_seconds += (self._changed_ns - self._began_ns) / 1e9
+        for request_id, _ in sampled:
+            if request_id in self._leaving:  # it was answered then, and the id may have been asked for again
+                self._leaving.remove(request_id)
                 continue
-            asked = self._asked.pop(done.id)
+            asked = self._asked.pop(request_id)
             if not asked.future.done():
                 asked.future.set_result(self._result(asked, asked.turn))
         self._begin()
 
     def _count_kv(self, used_now: int) -> None:
-        """Book the KV held since it was last booked: `used_now` at the end, and an even growth until then."""
+        """Book the KV held since it was last booked, until now: `used_now` at the end, after even growth."""
         now = self._clock.now_ns()
         if now != self._changed_ns:
             self._kv_token_seconds += (self._used_tokens + used_now) / 2 * (now - self._changed_ns) / 1e9

@@ -73,13 +73,14 @@ class FrameFile:
     def __init__(self, path: Path, magic: bytes) -> None:
         assert len(magic) == MAGIC_BYTES
         self.path, self.size = path, 0
+        self._packer = msgpack.Packer(default=_fields)  # one for all: each has a buffer of 256 KiB
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
         self._file = path.open("xb", buffering=0)  # unbuffered: what `append` returned from outlives the process
         self._write(magic)
 
     def pack(self, record: Any) -> bytes:
         """The payload of a record's frame; the same record has the same payload."""
-        packed = msgpack.packb(record, default=_fields)
+        packed = self._packer.pack(record)
         assert packed is not None, "msgpack packs every record"
         return self._compressor.compress(packed)
 

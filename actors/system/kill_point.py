@@ -7,6 +7,7 @@ counted.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -41,7 +42,7 @@ def kill_variable(where: str) -> dict[str, str]:
 
 def reached(phase: Phase) -> None:
     """Say that a phase is reached; the end, if it is the one to die at."""
-    where = os.environ.get(VARIABLE)
+    where = _where()
     if not where:
         return
     wanted, _, number = where.partition(":")
@@ -50,6 +51,12 @@ def reached(phase: Phase) -> None:
     _counts[phase] = _counts.get(phase, 0) + 1
     if _counts[phase] == int(number or 1):
         _kill_run()
+
+
+@functools.cache
+def _where() -> str:
+    """The variable, looked up once: each actor's process has it before the actor is made."""
+    return os.environ.get(VARIABLE, "")
 
 
 def _kill_run() -> None:

@@ -64,11 +64,14 @@ class Trace:
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
         self._observers: list[Callable[[Event], None]] = []
-        self._rules: dict[tuple[Kind, type[Message]], list[Callable[[Event], None]]] = {}
+        self._rules: dict[tuple[Kind, type[Message | None]], list[Callable[[Event], None]]] = {}
+        self._watched = contents or show is not None or last is not None
+        """Whether something is done with every event."""
 
     def observe(self, observer: Callable[[Event], None]) -> None:
         """Call `observer` with each event from now on; what it raises ends the run."""
         self._observers.append(observer)
+        self._watched = True
 
     def listen(self, rules: Mapping[tuple[Kind, type[Message]], Callable[[Event], None]]) -> None:
         """As `observe`, for events of these kinds with messages of these types only: the others then cost nothing."""
@@ -89,25 +92,35 @@ class Trace:
         if self._over:
             return
         self.events += 1
-        self._lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
-        if self._contents and message is not None:
-            self._lines.append(encode(message).hex() + "\n")
-        if len(self._lines) >= 512:
+        lines = self._lines
+        lines.append(f"{now_ns} {kind} {source} {target} {what}\n")
+        if len(lines) >= 512:
             self._flush()
-        rules = () if message is None else self._rules.get((kind, type(message)), ())
-        if rules or self._observers or self._show is not None:
-            event = Event(self.events, now_ns, kind, source, target, what, message, request)
-            if self._show is not None and self.events >= self._first:
-                self._show(f"{event} {message!r}" if message is not None else str(event))
-            try:
-                for observer in (*self._observers, *rules):
-                    observer(event)
-            except BaseException:  # whatever an observer raises ends the run; nothing more is to be heard
-                self._over = True
-                raise
+        rules = self._rules.get((kind, type(message)))
+        if rules is None and not self._watched:
+            return
+        event = Event(self.events, now_ns, kind, source, target, what, message, request)
+        try:
+            if self._watched:
+                self._show_and_observe(event)
+            for rule in rules or ():
+                rule(event)
+        except BaseException:  # whatever an observer raises ends the run; nothing more is to be heard
+            self._over = True
+            raise
         if self._last is not None and self.events >= self._last:
             self._over = True
             raise EnoughTraced(f"event {self.events} was the last one asked for")
+
+    def _show_and_observe(self, event: Event) -> None:
+        """What is done with every event, where anything is."""
+        message = event.message
+        if self._contents and message is not None:
+            self._lines.append(encode(message).hex() + "\n")
+        if self._show is not None and event.number >= self._first:
+            self._show(f"{event} {message!r}" if message is not None else str(event))
+        for observer in self._observers:
+            observer(event)
 
     def hash(self) -> str:
         """The hash of all lines so far, hexadecimal."""

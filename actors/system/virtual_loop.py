@@ -18,8 +18,10 @@ import contextvars
 import functools
 import gc
 import heapq
+import itertools
 import logging
 import sys
+from asyncio import Task
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import copy_context
@@ -81,10 +83,12 @@ class VirtualLoop(ConfinedLoop):
         self._line: deque[tuple[int, int, VirtualHandle]] = deque()
         self._delay_ns = 0
         self._explore = explore
+        self.explores = explore is not None
         self._queues: dict[str, deque[VirtualHandle]] = {}
+        self._make_ready: Callable[[VirtualHandle], object] = self._ready.append if explore is None else self._enqueue
         self._running = self._closed = False
         self._failure: BaseException | None = None
-        self._tasks = 0
+        self._names = map(str, itertools.count(1))
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -97,21 +101,19 @@ class VirtualLoop(ConfinedLoop):
 
     async def sleep(self, seconds: float) -> None:
         """As `Clock.sleep`."""
-        future = self.create_future()
-        handle = self.call_at_ns(self._now + round(seconds * NS), _wake, future)
+        future = asyncio.Future[None](loop=self)
+        handle = self.call_later(seconds, _wake, future)
         try:
             await future
-        finally:
-            handle.cancel()  # for one that has run this changes nothing
+        except BaseException:  # whoever slept is cancelled, and nobody is to be woken
+            handle.cancel()
+            raise
 
     # --- scheduling -----------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         handle = VirtualHandle((context or copy_context()).run, callback, *args)
-        if self._explore is None:
-            self._ready.append(handle)
-        else:
-            self._enqueue(handle)
+        self._make_ready(handle)
         return handle
 
     def call_at_ns(self, when: int, callback: Callable[..., Any], *args: Any, context: Any = None) -> VirtualHandle:
@@ -149,8 +151,7 @@ class VirtualLoop(ConfinedLoop):
 
     def create_task(self, coro: Any, *, context: Any = None, eager_start: bool = False, **_: Any) -> Any:
         # asyncio would take names from a counter of the whole process; these also say which task is older.
-        self._tasks += 1
-        return asyncio.Task(coro, loop=self, name=str(self._tasks), context=context, eager_start=eager_start)
+        return Task(coro, loop=self, name=next(self._names), context=context, eager_start=eager_start)
 
     def tasks_of(self, owner: str) -> list[asyncio.Task[Any]]:
         """The tasks that were made on behalf of `owner` and have not ended, oldest first."""
@@ -247,7 +248,7 @@ class VirtualLoop(ConfinedLoop):
         """At the end: cancel the tasks that are left, and let them end as far as they can without time passing."""
         for task in sorted(asyncio.all_tasks(self), key=lambda task: int(task.get_name())):  # noqa: TID251 - in order
             task.cancel()
-        self._explore = None
+        self._make_ready = self._ready.append
         for queue in self._queues.values():
             self._ready.extend(queue)
         for _ in range(1_000_000):

@@ -64,15 +64,18 @@ class VirtualPort:
 
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """See `Port.ask`."""
-        answer: asyncio.Future[R] = self._loop.create_future()
-        target = self._post.send(self._member, to.name, request, answer)
-        if deadline_s is not None:
-            self._deadlines.add(deadline_s, answer, self.name, to.name, request.tag)
+        answer = asyncio.Future[R](loop=self._loop)
+        name = to.name
+        target = self._post.send(self._member, name, request, answer)
+        deadlines = self._deadlines
+        ask = None if deadline_s is None else deadlines.add(deadline_s, answer, self.name, name, request.tag)
         try:
             return await answer
         finally:
             if target is not None:
                 target.asks.pop(answer, None)
+            if ask is not None:
+                ask.forget()
 
     def tell(self, to: ActorRef, message: Message) -> None:
         """See `Port.tell`."""
@@ -103,31 +106,59 @@ class VirtualPort:
             self._stage.crash(self._member, f"a task of it failed\n{text}")
 
 
+class _Ask:
+    """An ask that is given up at a time, if its answer has not come by then."""
+
+    __slots__ = ("answer", "source", "tag", "target", "until_ns")
+
+    def __init__(self, until_ns: int, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
+        self.until_ns, self.source, self.target, self.tag = until_ns, source, target, tag
+        self.answer: asyncio.Future[Any] | None = answer
+
+    def over(self) -> bool:
+        return self.answer is None or self.answer.done()
+
+    def forget(self) -> None:
+        """Nobody waits any more: the answer is kept alive for no longer, however long the ask stands in line."""
+        self.answer = None
+
+
 class Deadlines:
     """When asks are given up. Those of one deadline end in the order in which they began, so each has a queue."""
 
     def __init__(self, loop: VirtualLoop, note: Callable[..., None]) -> None:
         self._loop, self._note = loop, note
-        self._queues: dict[float, tuple[int, deque[tuple[int, asyncio.Future[Any], str, str, str]]]] = {}
+        self._queues: dict[float, tuple[int, deque[_Ask]]] = {}
         """By deadline in seconds: that in nanoseconds, and who waits."""
+        self._set: dict[float, None] = {}
+        """Deadlines with a timer that is yet to ring."""
 
-    def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
+    def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> _Ask:
         """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`."""
         if deadline_s not in self._queues:
             self._queues[deadline_s] = round(deadline_s * NS), deque()
         deadline_ns, queue = self._queues[deadline_s]
-        while queue and queue[0][1].done():
+        while queue and queue[0].over():
             queue.popleft()
-        queue.append((self._loop.now_ns() + deadline_ns, answer, source, target, tag))
-        if len(queue) == 1:
-            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+        ask = _Ask(self._loop.now_ns() + deadline_ns, answer, source, target, tag)
+        queue.append(ask)
+        # One timer for each deadline is enough: it rings for somebody who asked before. But where orders are explored,
+        # each callback is a draw, and a seed's order stays what it was only if there are as many as ever.
+        if len(queue) == 1 and (deadline_s not in self._set or self._loop.explores):
+            self._set_timer(deadline_s, queue)
+        return ask
 
-    def _ring(self, deadline_s: float, queue: deque[tuple[int, asyncio.Future[Any], str, str, str]]) -> None:
-        while queue and (queue[0][0] <= self._loop.now_ns() or queue[0][1].done()):
-            _, answer, source, target, tag = queue.popleft()
-            if not answer.done():
-                self._note("late", target, source, tag)
-                text = f"{target} has not answered {tag!r} within {deadline_s:g} s"
-                answer.set_exception(DeadlineExceeded(text))
+    def _set_timer(self, deadline_s: float, queue: deque[_Ask]) -> None:
+        self._set[deadline_s] = None
+        self._loop.call_at_ns(queue[0].until_ns, self._ring, deadline_s, queue, context=Context())
+
+    def _ring(self, deadline_s: float, queue: deque[_Ask]) -> None:
+        self._set.pop(deadline_s, None)
+        while queue and (queue[0].until_ns <= self._loop.now_ns() or queue[0].over()):
+            ask = queue.popleft()
+            if ask.answer is not None and not ask.answer.done():
+                self._note("late", ask.target, ask.source, ask.tag)
+                text = f"{ask.target} has not answered {ask.tag!r} within {deadline_s:g} s"
+                ask.answer.set_exception(DeadlineExceeded(text))
         if queue:
-            self._loop.call_at_ns(queue[0][0], self._ring, deadline_s, queue, context=Context())
+            self._set_timer(deadline_s, queue)

@@ -243,6 +243,8 @@ class VirtualStage:
             except Exception:  # the stage goes on closing whatever one actor does
                 logger.exception("%s did not stop cleanly", member.name)
             member.state = "gone"
+        for member in self._members.values():
+            member.actor = None  # what it holds is freed now, not when the collector finds out that nobody needs it
 
     def _port(self, member: Member) -> VirtualPort:
         return VirtualPort(self, member, seed=self._seed, blobs=VirtualBlobs(self._blobs, member.owner))

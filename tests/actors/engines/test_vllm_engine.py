@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,7 +129,7 @@ async def test_new_weights_in_the_middle_of_a_turn_keep_what_was_sampled(engine:
     """The turn goes on with the KV that it has; what the old weights sampled keeps their log-probabilities."""
     asked = [request([*PROMPT, 11 + index], seed=index, max_tokens=200) for index in range(8)]
     half = asyncio.Event()
-    asked = [replace(each, stop_ids=(), on_tokens=lambda ids, logprobs: half.set()) for each in asked]
+    asked = [each._replace(stop_ids=(), on_tokens=lambda ids, logprobs: half.set()) for each in asked]
     before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     running = [asyncio.ensure_future(engine.sample(each)) for each in asked]
     await half.wait()
