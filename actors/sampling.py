@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
 from actors.supervision import RETURN_S, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, Port
+from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, Port
 from actors.system.clock import seconds_since
 from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
@@ -33,11 +33,7 @@ TRIES = 3
 """A rollout is set aside when so many actors have failed it, or died while they played it."""
 
 
-class ArchiveRefuses(RuntimeError):
-    """The archive can't store what is played: its disk is full, say."""
-
-
-class SandboxBroken(RuntimeError):
+class SandboxBroken(CannotGoOn):
     """The sandbox fails whatever is run in it."""
 
 
@@ -145,7 +141,7 @@ class Sampler:
     ) -> Sampled:
         """`samples` rollouts of each problem, side by side; answered when all are through.
 
-        Raises `SandboxBroken` and `ArchiveRefuses`.
+        Raises `SandboxBroken`, and `CannotGoOn` where what was played can't be stored.
 
         Args:
             first_group: number of the first problem's group within the step: no two of a step may be the same.
@@ -199,10 +195,9 @@ class Sampler:
             where = self._rollouts[self._turn % len(self._rollouts)]
             asked_ns = self._port.clock.now_ns()
             try:
-                finished = await self._port.ask(where, request, ROLLOUT_DEADLINE_S)
-                if finished.unstored:
-                    raise ArchiveRefuses(finished.unstored)
-                return finished.trajectory
+                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S)).trajectory
+            except CannotGoOn:  # no fault of the rollout's: the archive can't be written to, say
+                raise
             except ActorError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)
