@@ -79,15 +79,15 @@ def train(
     from orchestration.resume import find_run, recipe_of
     from orchestration.training_run import run_training
 
-    if recipe is None and (resume is None or overrides or deterministic):
-        raise RecipeError("no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, and nothing else)")
-    _check_phase(kill_at)
-    given = None
-    if recipe is not None:
-        given = load_recipe(recipe, [*(overrides or []), *(["deterministic=true"] if deterministic else [])])
     resumed = None if resume is None else find_run(resume, runs)
+    source = resumed / RECIPE_FILE if recipe is None and resumed is not None else recipe
+    if source is None or (recipe is None and deterministic):
+        raise RecipeError(
+            "no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, without --deterministic)"
+        )
+    _check_phase(kill_at)
+    given = load_recipe(source, [*(overrides or []), *(["deterministic=true"] if deterministic else [])])
     loaded = given if resumed is None else recipe_of(resumed, given)
-    assert loaded is not None, "there is a recipe, or a run that has one"
     if dry_run and loaded.hardware is not None:
         _show_sizing(loaded, as_json)
         return

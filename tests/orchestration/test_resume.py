@@ -226,13 +226,29 @@ def test_a_run_may_go_on_on_another_cluster(tmp_path: Path) -> None:
     write_recipe(load_recipe(QUICKSTART, ["cluster.address=gone:6379"]), tmp_path)
     given = load_recipe(QUICKSTART, ["cluster.address=auto", "cluster.environments.cpu_only=true"])
     assert recipe_of(tmp_path, given) == given
-    assert recipe_of(tmp_path, None).cluster.address == "gone:6379"
+
+
+def test_a_run_may_go_on_with_settings_that_need_less_memory_unless_its_bits_depend_on_them(tmp_path: Path) -> None:
+    less = [
+        "learner.threads=1",
+        "stages.sft.optimiser.micro_batch_tokens=512",
+        "stages.rl-1.optimiser.activation_checkpointing=true",
+        "generators.engine.kv_tokens=2048",
+        "environments.workers=1",
+        "supervision.restarts=3",
+    ]
+    write_recipe(load_recipe(QUICKSTART), tmp_path)
+    given = load_recipe(QUICKSTART, less)
+    assert recipe_of(tmp_path, given) == given
+    write_recipe(load_recipe(QUICKSTART, ["deterministic=true"]), tmp_path)
+    with pytest.raises(RecipeError, match=r"stages\.sft\.optimiser\.micro_batch_tokens is 4096 there and 512 here"):
+        recipe_of(tmp_path, load_recipe(QUICKSTART, ["deterministic=true", *less]))
 
 
 def test_another_recipe_than_the_runs_is_refused_with_the_fields(tmp_path: Path) -> None:
     own = load_recipe(QUICKSTART, ["seed=3"])
     write_recipe(own, tmp_path)
-    assert recipe_of(tmp_path, None) == recipe_of(tmp_path, own) == own
+    assert recipe_of(tmp_path, own) == own
     other = load_recipe(QUICKSTART, ["seed=3", "stages.rl-1.prompts=5", "generators.count=1"])
     with pytest.raises(RecipeError) as refusal:
         recipe_of(tmp_path, other)
