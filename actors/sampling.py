@@ -36,6 +36,11 @@ TRIES = 3
 class SandboxBroken(CannotGoOn):
     """The sandbox fails whatever is run in it."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}. `greenroom train RECIPE --dry-run` tries the sandbox; `make setup` makes its image anew"
+        )
+
 
 @dataclass(slots=True)
 class Sampled:

@@ -10,6 +10,8 @@ import torch
 from actors.system.actor import CannotGoOn
 from policies.options import OptimiserOptions
 
+_ALLOCATOR = "DefaultCPUAllocator: "
+
 
 class OutOfMemory(CannotGoOn):
     """What was to be done needs more memory than there is."""
@@ -29,7 +31,8 @@ def in_memory(name: str, optimiser: OptimiserOptions | None, threads: int) -> It
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        words = said.partition(_ALLOCATOR)[2] or said
         raise OutOfMemory(f"{name} has run out of memory ({words}); {_advice(optimiser, threads)}") from error
 
 
@@ -37,8 +40,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """On the host or on a GPU. torch's allocator for CPUs raises a plain `RuntimeError` (c10/core/impl/alloc_cpu.cpp),
     which only its text tells from others.
     """
-    says_so = "DefaultCPUAllocator: can't allocate" in str(error)
-    return says_so or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return f"{_ALLOCATOR}can't allocate" in str(error) or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _advice(optimiser: OptimiserOptions | None, threads: int) -> str:
