@@ -22,7 +22,7 @@ from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
 from policies.trajectory import Problem, Trajectory, WeightsVersion, version_runs
-from policies.void_rollouts import reason_to_stop
+from policies.void_rollouts import reason_to_stop, too_many
 from policies.waves import Seat, deal
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Sampler:
     ) -> Sampled:
         """`samples` rollouts of each problem, side by side; answered when all are through.
 
-        Raises `SandboxBroken`, and `CannotGoOn` where what was played can't be stored.
+        Raises `SandboxBroken`, and `CannotGoOn` where what was played can't be stored or most rollouts fail everywhere.
 
         Args:
             first_group: number of the first problem's group within the step: no two of a step may be the same.
@@ -170,6 +170,12 @@ class Sampler:
         outcomes = await self._outcomes([request for group in requests for request in group], first_group)
         if reason := reason_to_stop([outcome for outcome in outcomes if isinstance(outcome, Trajectory)]):
             raise SandboxBroken(reason)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        if too_many(len(failed), len(outcomes)):
+            raise CannotGoOn(
+                f"{len(failed)} of {len(outcomes)} rollouts failed on every actor that had them; the last one: "
+                f"{failed[-1].strip().splitlines()[-1]}. See the logs of rollout actors, generators and environments"
+            )
         sampled, position = Sampled(), 0
         for group in requests:
             played, position = outcomes[position : position + len(group)], position + len(group)

@@ -26,7 +26,7 @@ class Plays(Actor):
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
         self.asked.append(request.id)
-        if request.id == self._poisoned:
+        if self._poisoned in (request.id, "all"):
             raise RuntimeError("poison")
         if self._unstored:
             raise CannotGoOn(self._unstored)
@@ -49,6 +49,11 @@ async def test_a_rollout_that_every_actor_fails_is_set_aside_and_the_others_are_
     assert player.asked.count("rl/0/0/1") == TRIES
     (dropped,) = sampled.dropped
     assert dropped.startswith("rl/0/0/1: HandlerFailed") and "poison" in dropped
+
+
+async def test_rollouts_that_fail_on_all_actors_end_the_run_when_they_are_most() -> None:
+    with pytest.raises(CannotGoOn, match=r"^5 of 5 rollouts failed on every actor .*: RuntimeError: poison\. See"):
+        await sample(Plays(trajectory(PROMPT, MODEL), poisoned="all"), 5)
 
 
 async def test_an_archive_that_takes_nothing_ends_the_run_with_its_reason() -> None:
