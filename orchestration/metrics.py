@@ -15,6 +15,7 @@ import numbers
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
@@ -161,8 +162,9 @@ class AllMetrics:
             sink.rewind(progress)
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        with ExitStack() as closing:  # all of them, whatever one of them raises
+            for sink in reversed(self._sinks):
+                closing.callback(sink.close)
 
 
 def cut_metrics(path: Path, progress: RunProgress) -> None:
