@@ -150,7 +150,7 @@ class Rewinding:
         if not self._rewinds.may_go_back_from(reached):
             raise RunStuck(
                 f"the learner died {self._rewinds.in_a_row} times, this time {place}, and the run came no further in "
-                f"between; its death: {why}. {LOOK_FOR_MEMORY}"
+                f"between; its death: {why.rstrip('.')}. {LOOK_FOR_MEMORY}"
             )
         log.warning("going back to %s: %s", restored.place, why)
         await patiently(self._port, self._archive, CutTrainedSteps(count=restored.progress.archive.trained_steps))
@@ -163,8 +163,9 @@ class Rewinding:
             except ActorLost as lost:
                 log.warning("the learner died while it was restored: %s", lost)
                 if not self._rewinds.may_go_back_from(reached):
+                    why = str(lost).rstrip(".")
                     raise RunStuck(
-                        f"the learner dies each time that it is restored {restored.place}: {lost}. {LOOK_FOR_MEMORY}"
+                        f"the learner dies each time that it is restored {restored.place}: {why}. {LOOK_FOR_MEMORY}"
                     ) from lost
 
     def _read(self) -> tuple[Restored, str | None]:
