@@ -165,9 +165,7 @@ def test_a_learner_that_can_not_allocate_ends_the_run(run: Run) -> None:
     assert run.summary()["reason"] == why
 
 
-def test_a_learner_that_the_kernel_kills_at_every_step_ends_the_run_and_goes_on_with_smaller_micro_batches(
-    run: Run,
-) -> None:
+def test_a_learner_that_the_kernel_kills_at_every_step_ends_the_run(run: Run) -> None:
     hierarchy = cgroups.find_hierarchy()
     if hierarchy is None:
         pytest.skip("this host has no cgroups to limit memory with")
