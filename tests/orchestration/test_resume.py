@@ -267,7 +267,8 @@ def test_a_run_that_is_done_has_nothing_to_resume(tmp_path: Path) -> None:
     [
         ([], "no recipe; give one"),
         (["--resume", "none"], "no run at none"),
-        (["--resume", "run", "--set", "seed=1"], "or --resume RUN, and nothing else"),
+        (["--resume", "run", "--deterministic"], "or --resume RUN, without --deterministic"),
+        (["--resume", "run", "--set", "seed=1"], "seed is 0 there and 1 here"),
         ([str(QUICKSTART), "--kill-at", "lunch"], "kill_at = 'lunch': give PHASE or PHASE:N, with a phase of"),
         ([str(QUICKSTART), "--resume", "run", "--set", "seed=8"], "seed is 0 there and 8 here"),
     ],
