@@ -19,11 +19,11 @@ from actors.messages import (
     ReadRollout,
     RecordTrainedStep,
     SettleArchive,
-    Stored,
     StoredRollouts,
     StoredTrajectory,
     StoreTrajectory,
 )
+from actors.storage.disk import writing
 from actors.storage.frames import ArchiveCorrupt
 from actors.storage.reader import Archive
 from actors.storage.trained_steps import TrainedSteps, cut_trained_steps
@@ -40,15 +40,17 @@ SYNC_SECONDS = 0.5
 class ArchiveActor(Actor):
     """Owns the archive of a run.
 
-    Its start raises `ArchiveInUse` if another writer has the folder open.
+    Its start raises `ArchiveInUse` if another writer has the folder open. Whatever writes raises `CannotWrite` where
+    the file system does not take it.
     """
 
     def __init__(self, *, folder: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder, self._segment_bytes = Path(folder), segment_bytes
 
     async def start(self) -> None:
-        self._writer = ArchiveWriter(self._folder, self._segment_bytes)
-        self._trained = TrainedSteps(self._folder)
+        with writing(self._folder):
+            self._writer = ArchiveWriter(self._folder, self._segment_bytes)
+            self._trained = TrainedSteps(self._folder)
         self._found: dict[str, Trajectory] = {}
 
     def vanish(self) -> None:
@@ -59,27 +61,26 @@ class ArchiveActor(Actor):
         self._writer.close()
 
     @handles(StoreTrajectory)
-    async def on_store(self, request: StoreTrajectory) -> Stored:
+    async def on_store(self, request: StoreTrajectory) -> None:
         reached("archive")
-        try:
+        with writing(self._folder):
             self._writer.append(request.trajectory)
             if self._writer.has_finished_segments:
                 await self.port.offload(lambda: SYNC_SECONDS, self._writer.settle)
-        except OSError as error:
-            return Stored(refusal=f"{self._folder} can't be written to: {error}")
-        return Stored()
 
     @handles(RecordTrainedStep)
     async def on_trained(self, request: RecordTrainedStep) -> None:
-        self._trained.append(
-            request.stage, request.step, request.version, request.groups, request.taken, request.digest
-        )
+        with writing(self._folder):
+            self._trained.append(
+                request.stage, request.step, request.version, request.groups, request.taken, request.digest
+            )
 
     @handles(CutTrainedSteps)
     async def on_cut(self, request: CutTrainedSteps) -> None:
-        self._trained.close()
-        cut_trained_steps(self._folder, request.count)
-        self._trained = TrainedSteps(self._folder)
+        with writing(self._folder):
+            self._trained.close()
+            cut_trained_steps(self._folder, request.count)
+            self._trained = TrainedSteps(self._folder)
 
     @handles(SettleArchive)
     async def on_settle(self, _: SettleArchive) -> ArchiveSettled:
@@ -88,8 +89,9 @@ class ArchiveActor(Actor):
         return ArchiveSettled(position=position)
 
     def _sync(self) -> None:
-        self._writer.sync()
-        self._trained.sync()
+        with writing(self._folder):
+            self._writer.sync()
+            self._trained.sync()
 
     @handles(FindRollouts)
     async def on_find(self, request: FindRollouts) -> StoredRollouts:
@@ -114,5 +116,6 @@ class ArchiveActor(Actor):
 
     @handles(DescribeArchive)
     async def on_describe(self, _: DescribeArchive) -> ArchiveStatus:
-        self._writer.flush()
+        with writing(self._folder):
+            self._writer.flush()
         return ArchiveStatus(trajectories=self._writer.stored, bytes_written=self._writer.bytes_written)

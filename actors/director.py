@@ -165,7 +165,7 @@ class DirectorActor(Actor):
     async def _go_back(self, why: str) -> None:
         done = self._books.all_done()
         self._in_step = False
-        restored, incarnation = await self._rewinding.go_back(why, self._books.reached())
+        restored, incarnation = await self._rewinding.go_back(why, self._books.reached(), self._books.place())
         progress = restored.progress
         if missing := [name for name in done if name not in progress.done]:
             raise RunStuck(f"the newest whole checkpoint is from before the end of {missing[-1]}; resume the run")

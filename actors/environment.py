@@ -36,13 +36,13 @@ from actors.messages import (
 )
 from actors.simulated_interpreters import SimulatedInterpreters
 from actors.supervision import owner_of
-from actors.system.actor import Actor, handles
+from actors.system.actor import Actor, CannotGoOn, handles
 from actors.system.kill_point import reached
 from actors.verification import Verifier
 from env import preload
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler
 from env.faults import FaultPlan, FaultyInterpreters
-from env.image import Image
+from env.image import Image, ImageIncomplete
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.preflight import check_host
@@ -56,7 +56,7 @@ RECENT_CHARACTERS = 32 << 20
 """How many results, and how much of their text, are kept for those who ask again."""
 
 
-class HostUnsafe(RuntimeError):
+class HostUnsafe(CannotGoOn):
     """This machine can't run generated code safely; the text says what is missing, and what mends it."""
 
 
@@ -128,12 +128,15 @@ class EnvironmentActor(Actor):
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
     async def start(self) -> None:
-        """Raises `env.image.ImageIncomplete` if the sandbox is not built, `HostUnsafe` if code can't be run safely."""
+        """Raises `HostUnsafe` if code can't be run safely, or not at all."""
         if self._check_host:
             problems = await self.port.offload(lambda: 0.0, lambda: check_host(self._image, self._isolation))
             if problems:
                 raise HostUnsafe("\n".join(map(str, problems)))
-        self._interpreters = self._real() if self._workload is None else self._simulated(self._workload)
+        try:
+            self._interpreters = self._real() if self._workload is None else self._simulated(self._workload)
+        except ImageIncomplete as error:
+            raise HostUnsafe(str(error)) from error
         runs = self._interpreters
         if self._faults is not None:
             runs = FaultyInterpreters(runs, self._faults)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from actors.engines.engine import Engine, EngineCapacity, SampleRequest
+from actors.engines.engine import Engine, EngineCapacity, EngineFailed, SampleRequest
 from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
 from actors.engines.vllm_engine import VllmEngine
 from actors.engines.vllm_options import VllmOptions
@@ -28,7 +28,7 @@ from actors.messages import (
     UpdateWeights,
 )
 from actors.supervision import Watched, owner_of, patiently
-from actors.system.actor import ActorRef, BlobRef, handles
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles
 from actors.system.message import Done
 from actors.wave_gate import WaveGate
 from policies import tokens
@@ -74,7 +74,10 @@ class GeneratorActor(Watched):
 
     async def start(self) -> None:
         self._engine: Engine = self._make_engine()
-        self._capacity = await self._engine.start()
+        try:
+            self._capacity = await self._engine.start()
+        except EngineFailed as failure:
+            raise CannotGoOn(str(failure)) from failure
         if self.port.incarnation and self._learner is not None:
             published = await patiently(self.port, self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
             await self._take(published.version, published.blob)

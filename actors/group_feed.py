@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from actors.sampling import Sampled, Sampler
+from actors.system.actor import CannotGoOn
 from policies.curriculum import ProblemStream
 from policies.dialogue import DialogueLimits
 from policies.group_flow import GroupFlow
@@ -23,7 +24,7 @@ TOO_OLD_TO_GO_ON = 20
 """So many steps' worth of groups that are too old, with no step between them: then weights do not arrive."""
 
 
-class WeightsDoNotArrive(RuntimeError):
+class WeightsDoNotArrive(CannotGoOn):
     """Groups come too old, one after another: generators do not get the learner's weights."""
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from actors.learning.checkpoint import write_checkpoint
+from actors.learning.memory import in_memory
 from actors.learning.model import Dtype, load_model
 from actors.learning.sharding import DeviceType, LearnerGroup, Rendezvous, Store, join, whole_weights
 from actors.learning.trainer import NonFiniteStep, Trainer, trainer_on_threads
@@ -46,7 +47,7 @@ from actors.messages import (
 )
 from actors.storage import checkpoints
 from actors.supervision import Watched
-from actors.system.actor import ActorRef, BlobRef, handles
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.system.message import Request
@@ -60,7 +61,7 @@ REFUSALS = (ValueError, NonFiniteStep)
 """What all learners of a group raise alike, before anything has changed."""
 
 
-class LearnerGroupBroken(RuntimeError):
+class LearnerGroupBroken(CannotGoOn):
     """A learner of the group was lost, and its shard with it; the run can only go on from a checkpoint."""
 
 
@@ -100,6 +101,7 @@ class LearnerActor(Watched):
         self._others = tuple(others)
         self._host = host
         self._group: LearnerGroup | None = None
+        self._stage: BeginStage | None = None
         self._broken = ""
         """Why the group is no more."""
         self._in_turn = asyncio.Lock()
@@ -110,7 +112,7 @@ class LearnerActor(Watched):
         if self.port.incarnation:  # which checkpoint is the newest, whoever directs the run will say
             return
         self._has_weights.set()
-        self._trainer = await self.port.offload(lambda: 1.0, self._load)
+        self._trainer = await self.port.offload(lambda: 1.0, lambda: self._in_memory(self._load))
         if self._others:
             count = 1 + len(self._others)
             self._rendezvous = Rendezvous(self._host, count)
@@ -153,7 +155,7 @@ class LearnerActor(Watched):
     async def on_restore(self, message: RestoreCheckpoint) -> None:
         assert not self._others and self._group is None, "a group of learners is lost together"
         self._checkpoint = None if message.path is None else Path(message.path)
-        self._trainer = await self.port.offload(lambda: 1.0, self._load)
+        self._trainer = await self.port.offload(lambda: 1.0, lambda: self._in_memory(self._load))
         self._version = message.version
         self._answers.clear()
         self._has_weights.set()
@@ -164,6 +166,7 @@ class LearnerActor(Watched):
         await self._together([message] * len(self._others), lambda: 0.0, lambda: self._begin_stage(message))
 
     def _begin_stage(self, message: BeginStage) -> None:
+        self._stage = message
         is_first = self._trainer.optimiser is None
         self._trainer.begin_stage(
             message.optimiser,
@@ -289,7 +292,8 @@ class LearnerActor(Watched):
             return outcome
 
     def _break(self, failures: dict[str, BaseException]) -> LearnerGroupBroken:
-        texts = "; ".join(f"{name}: {str(failure).strip()}" for name, failure in failures.items())
+        last_lines = {name: (str(error).strip() or repr(error)).splitlines()[-1] for name, error in failures.items()}
+        texts = "; ".join(f"{name}: {line}" for name, line in last_lines.items())
         self._broken = (
             f"the group of {1 + len(self._others)} learners has lost a shard of the model, and can't go on; start from "
             f"the last checkpoint ({texts})"
@@ -301,13 +305,19 @@ class LearnerActor(Watched):
     def _leaving_on_failure[T](self, work: Callable[[], T]) -> T:
         """`work`; if it fails on this learner alone, the others must not wait for it in a collective."""
         try:
-            return work()
+            return self._in_memory(work)
         except REFUSALS:
             raise
         except Exception:  # whatever it is, it is raised on
             if self._group is not None:
                 self._group.leave()
             raise
+
+    def _in_memory[T](self, work: Callable[[], T]) -> T:
+        """`work`. Raises `OutOfMemory` where there is too little for it."""
+        threads = self._threads if self._device == "cpu" else 1
+        with in_memory(self.port.name, None if self._stage is None else self._stage.optimiser, threads):
+            return work()
 
     @handles(WriteCheckpoint)
     async def on_write_checkpoint(self, message: WriteCheckpoint) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 - work that rests on the weights that were lost is ended, before anything is restored: rollouts, and the step at work;
 - the restored weights have a lineage of their own, and the ledger holds the steps that they hold;
-- a run whose learner dies at the same place again and again does not get further: it ends, and says why.
+- a run whose learner dies again and again, and that gets no further in between, ends and says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actors.run_books import CheckpointPlan
 from actors.storage.checkpoints import newest_checkpoint, set_aside_damaged
 from actors.storage.restorations import note_restoration
 from actors.supervision import DEADLINE_S, PAUSE_S, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, Port
+from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, DeadlineExceeded, Port
 from policies.rewinds import Rewinds
 from policies.run_progress import RunProgress, same_weights
 from policies.trajectory import WeightsVersion
@@ -36,14 +36,19 @@ log = logging.getLogger(__name__)
 READ_SECONDS = 1.0
 """What reading a checkpoint takes, for virtual time."""
 RESTORE_DEADLINE_S = 3600.0
+LOOK_FOR_MEMORY = (
+    "See logs/learner.log. If that says nothing, the kernel may have killed it for memory (`dmesg` tells): lower "
+    "stages.*.optimiser.micro_batch_tokens, or give it more memory"
+)
+"""What to do about a learner that dies again and again."""
 
 
 class LearnerLost(ActorError):
     """The learner died, and what it had learned since the last checkpoint with it."""
 
 
-class RunStuck(RuntimeError):
-    """The learner dies at the same place again and again."""
+class RunStuck(CannotGoOn):
+    """The learner dies again and again, and the run gets no further."""
 
 
 class LearnerGuard:
@@ -132,10 +137,11 @@ class Rewinding:
         self._lineage = beginning.version.lineage
         self._rewinds = Rewinds()
 
-    async def go_back(self, why: str, reached: str) -> tuple[Restored, int]:
+    async def go_back(self, why: str, reached: tuple[int, int], place: str) -> tuple[Restored, int]:
         """Restore the newest checkpoint; returns what it holds, and the learner's incarnation that holds it now.
 
-        `reached` says in words how far the run had come.
+        Args:
+            reached: how far the run had come, as `policies.rewinds` counts it, and `place` says it in words.
 
         Raises `RunStuck`, and `ActorLost` if the learner does not come back.
         """
@@ -143,8 +149,8 @@ class Rewinding:
         restored, path = await self._port.offload(lambda: READ_SECONDS, self._read)
         if not self._rewinds.may_go_back_from(reached):
             raise RunStuck(
-                f"the learner died {self._rewinds.in_a_row} times in a row {reached}, and the run came no further in "
-                f"between; the last time: {why}"
+                f"the learner died {self._rewinds.in_a_row} times, this time {place}, and the run came no further in "
+                f"between; its death: {why.rstrip('.')}. {LOOK_FOR_MEMORY}"
             )
         log.warning("going back to %s: %s", restored.place, why)
         await patiently(self._port, self._archive, CutTrainedSteps(count=restored.progress.archive.trained_steps))
@@ -157,7 +163,10 @@ class Rewinding:
             except ActorLost as lost:
                 log.warning("the learner died while it was restored: %s", lost)
                 if not self._rewinds.may_go_back_from(reached):
-                    raise RunStuck(f"the learner dies each time that it is restored {restored.place}: {lost}") from lost
+                    why = str(lost).rstrip(".")
+                    raise RunStuck(
+                        f"the learner dies each time that it is restored {restored.place}: {why}. {LOOK_FOR_MEMORY}"
+                    ) from lost
 
     def _read(self) -> tuple[Restored, str | None]:
         if self._plan is None:

@@ -115,9 +115,8 @@ class RolloutActor(Watched):
     async def _play(self, request: RunRollout) -> RolloutFinished:
         trajectory = await _Play(self, request, self._dialogue(request)).to_the_end()
         reached("verification")
-        store = StoreTrajectory(trajectory=trajectory)
-        stored = await patiently(self.port, self._archive, store, ARCHIVE_DEADLINE_S)
-        return RolloutFinished(trajectory=trajectory, unstored=stored.refusal)
+        await patiently(self.port, self._archive, StoreTrajectory(trajectory=trajectory), ARCHIVE_DEADLINE_S)
+        return RolloutFinished(trajectory=trajectory)
 
     def _dialogue(self, request: RunRollout) -> Dialogue:
         if self._workload is not None:

@@ -66,8 +66,13 @@ class RunBooks:
         """Stages and evaluations that have ended, oldest first."""
         return tuple(self._progress.done)
 
-    def reached(self) -> str:
-        """In words, how far the run has come."""
+    def reached(self) -> tuple[int, int]:
+        """How far the run has come: stages and evaluations that have ended, and steps of the stage at work."""
+        current = self._progress.current
+        return len(self._progress.done), 0 if current is None else current.steps
+
+    def place(self) -> str:
+        """The same in words."""
         current, done = self._progress.current, self.all_done()
         if current is not None:
             return f"after step {current.steps} of {current.stage}"

@@ -16,13 +16,13 @@ import numpy as np
 
 from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
 from actors.supervision import RETURN_S, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, Port
+from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, Port
 from actors.system.clock import seconds_since
 from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
 from policies.trajectory import Problem, Trajectory, WeightsVersion, version_runs
-from policies.void_rollouts import reason_to_stop
+from policies.void_rollouts import reason_to_stop, too_many
 from policies.waves import Seat, deal
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,13 @@ TRIES = 3
 """A rollout is set aside when so many actors have failed it, or died while they played it."""
 
 
-class ArchiveRefuses(RuntimeError):
-    """The archive can't store what is played: its disk is full, say."""
-
-
-class SandboxBroken(RuntimeError):
+class SandboxBroken(CannotGoOn):
     """The sandbox fails whatever is run in it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}. `greenroom train RECIPE --dry-run` tries the sandbox; `make setup` makes its image anew"
+        )
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class Sampler:
     ) -> Sampled:
         """`samples` rollouts of each problem, side by side; answered when all are through.
 
-        Raises `SandboxBroken` and `ArchiveRefuses`.
+        Raises `SandboxBroken`, and `CannotGoOn` where what was played can't be stored or most rollouts fail everywhere.
 
         Args:
             first_group: number of the first problem's group within the step: no two of a step may be the same.
@@ -169,6 +170,12 @@ class Sampler:
         outcomes = await self._outcomes([request for group in requests for request in group], first_group)
         if reason := reason_to_stop([outcome for outcome in outcomes if isinstance(outcome, Trajectory)]):
             raise SandboxBroken(reason)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        if too_many(len(failed), len(outcomes)):
+            raise CannotGoOn(
+                f"{len(failed)} of {len(outcomes)} rollouts failed on every actor that had them; the last one: "
+                f"{failed[-1].strip().splitlines()[-1]}. See the logs of rollout actors, generators and environments"
+            )
         sampled, position = Sampled(), 0
         for group in requests:
             played, position = outcomes[position : position + len(group)], position + len(group)
@@ -199,10 +206,9 @@ class Sampler:
             where = self._rollouts[self._turn % len(self._rollouts)]
             asked_ns = self._port.clock.now_ns()
             try:
-                finished = await self._port.ask(where, request, ROLLOUT_DEADLINE_S)
-                if finished.unstored:
-                    raise ArchiveRefuses(finished.unstored)
-                return finished.trajectory
+                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S)).trajectory
+            except CannotGoOn:  # no fault of the rollout's: the archive can't be written to, say
+                raise
             except ActorError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning("rollout %s on %s: %s", request.id, where.name, reason)

@@ -30,6 +30,8 @@ from env.zygote_bundle import bundle, nothing
 logger = logging.getLogger(__name__)
 
 _LOG_BYTES = 8 << 10
+_MOST_WORDS = 300
+"""Characters of them that go into messages."""
 _PROTECTED = -900
 """oom_score_adj of warden and zygotes: a call that is out of memory must not cost the next ones their zygote."""
 
@@ -108,6 +110,9 @@ class ZygoteJail:
             self.log.close_writer()
             loop.add_reader(self._pidfd, self._on_exit)
             await self._birth(first, ())
+        except LibraryMissing as error:
+            await self.end()
+            raise JailFailed(f"the zygote can't import what every program may: {error}") from error
         except BaseException:  # cancelled too: a half-started jail must not stay behind
             await self.end()
             raise
@@ -310,12 +315,13 @@ class ZygoteJail:
         self._timers.clear()
 
     def words(self) -> str:
-        """What nsjail and the jail's processes have said since this was last asked."""
+        """What nsjail and the jail's processes have said since this was last asked; of much, the end."""
         self.log.drain()
         text = bytes(self.log.kept).decode("utf-8", "replace")
         self.log.kept.clear()
         self.log.truncated = False
-        return " ".join(line for line in text.splitlines() if "no version information available" not in line)
+        said = " ".join(line for line in text.splitlines() if "no version information available" not in line)
+        return said if len(said) <= _MOST_WORDS else f"... {said[-_MOST_WORDS:]}"
 
 
 def _address_space(pid: int) -> int:

@@ -27,7 +27,7 @@ from orchestration.evaluation import commands as evaluation_commands
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
-from orchestration.run_folder import held
+from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
 from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
@@ -79,15 +79,15 @@ def train(
     from orchestration.resume import find_run, recipe_of
     from orchestration.training_run import run_training
 
-    if recipe is None and (resume is None or overrides or deterministic):
-        raise RecipeError("no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, and nothing else)")
-    _check_phase(kill_at)
-    given = None
-    if recipe is not None:
-        given = load_recipe(recipe, [*(overrides or []), *(["deterministic=true"] if deterministic else [])])
     resumed = None if resume is None else find_run(resume, runs)
+    source = resumed / RECIPE_FILE if recipe is None and resumed is not None else recipe
+    if source is None or (recipe is None and deterministic):
+        raise RecipeError(
+            "no recipe; give one, such as recipes/quickstart.toml (or --resume RUN, without --deterministic)"
+        )
+    _check_phase(kill_at)
+    given = load_recipe(source, [*(overrides or []), *(["deterministic=true"] if deterministic else [])])
     loaded = given if resumed is None else recipe_of(resumed, given)
-    assert loaded is not None, "there is a recipe, or a run that has one"
     if dry_run and loaded.hardware is not None:
         _show_sizing(loaded, as_json)
         return
@@ -103,11 +103,14 @@ def train(
     try:
         with held(folder):
             summary = run_interruptibly(run_training(loaded, folder, resumed=resumed is not None, kill_at=kill_at))
-    except (ActorError, ActorStartFailed, OSError) as failure:  # OSError: a full disk, say
-        # The text ends with the traceback from the actor's process: the last line names the cause.
+    except (ActorError, ActorStartFailed, OSError) as failure:
+        # A `CannotGoOn` is a sentence; any other text may end with the traceback from an actor's process.
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
-        console.print(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True)
-        console.print(f"go on from the last checkpoint with: greenroom train --resume {folder}", soft_wrap=True)
+        if (folder / RECIPE_FILE).is_file():
+            console.print(
+                f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True
+            )
+            console.print(f"go on from the last checkpoint with: greenroom train --resume {folder}", soft_wrap=True)
         raise SystemExit(1) from None
     if as_json:
         print(json.dumps(summary))

@@ -15,6 +15,7 @@ import numbers
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
@@ -98,26 +99,38 @@ class JsonlMetrics:
 class TensorBoardMetrics:
     """A sink for TensorBoard: each numeric figure becomes the scalar `kind/figure`.
 
-    Steps go on from stage to stage, an evaluation stands where its stage ends.
+    Steps go on from stage to stage, an evaluation stands where its stage ends. Lines are written by whoever calls, not
+    by a thread as TensorBoard's own writer does: what the file system refuses is raised here.
 
     Args:
         steps: of each stage, in the order of the run.
     """
 
     def __init__(self, folder: Path, steps: Mapping[str, int] | None = None) -> None:
-        from tensorboard.summary import Writer  # takes a second to import, and few runs want it
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = Writer(str(folder))
-        self._open = True
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}").open("ab")
+        self._records = RecordWriter(self._file)
+        self._record(file_version="brain.Event:2")
         self._steps = dict(steps or {})
 
     def write(self, kind: Kind, stage: str, step: int, **figures: Any) -> None:
-        step = self._of_the_run(kind, stage, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore  (protobuf makes it at runtime)
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        summary = Summary()
         for name, value in figures.items():
             figure = plain_figure(name, value)
             if isinstance(figure, int | float):
-                self._writer.add_scalar(f"{kind}/{name}", float(figure), step)
-        self._writer.flush()
+                summary.MergeFrom(scalar_pb(f"{kind}/{name}", float(figure)))
+        self._record(step=self._of_the_run(kind, stage, step), summary=summary)
+
+    def _record(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore  (as above)
+
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
 
     def _of_the_run(self, kind: Kind, stage: str, step: int) -> int:
         """The step within the run; that of the stage if the stage is not known."""
@@ -131,9 +144,7 @@ class TensorBoardMetrics:
         pass
 
     def close(self) -> None:
-        if self._open:
-            self._writer.close()
-            self._open = False
+        self._file.close()
 
 
 class AllMetrics:
@@ -151,8 +162,9 @@ class AllMetrics:
             sink.rewind(progress)
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        with ExitStack() as closing:  # all of them, whatever one of them raises
+            for sink in reversed(self._sinks):
+                closing.callback(sink.close)
 
 
 def cut_metrics(path: Path, progress: RunProgress) -> None:

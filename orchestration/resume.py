@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,19 @@ from actors.system.leftovers import sweep_leftovers
 from orchestration.metrics import METRICS_FILE, cut_metrics, figure, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
+from orchestration.run_folder import RECIPE_FILE
 from policies.run_progress import NOTHING_DONE, RunProgress, same_weights
 from policies.trajectory import UNTRAINED, WeightsVersion
 
 CHECKPOINTS = "resume"
 """Folder of the checkpoints within a run's folder."""
+_OF_THE_MACHINE = re.compile(r"cluster\..*")
+_OF_THE_MEANS = re.compile(
+    r"(supervision|checkpoints|metrics)\..*|environments\.(workers|preloaded|recycle_after)|learner\.threads|generators\.threads|"
+    r"generators\.engine\.(kv_tokens|max_running|max_step_tokens)|"
+    r"stages\.[^.]+\.optimiser\.(micro_batch_tokens|activation_checkpointing)"
+)
+"""Fields that say what a run may use, not what it learns; bits of a deterministic run may depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +66,28 @@ def find_run(run: Path, runs: Path) -> Path:
     raise RecipeError(f"no run at {run} nor at {runs / run}; runs in {runs}: {', '.join(known) or 'none'}")
 
 
-def recipe_of(folder: Path, given: Recipe | None) -> Recipe:
-    """The recipe of a run, on the cluster of `given`: machines change, and don't change what is learned.
+def recipe_of(folder: Path, given: Recipe) -> Recipe:
+    """The recipe that a run goes on with: `given`, if it is the run's own in all that is learned.
+
+    Other machines, and settings that need less memory, don't change that (a deterministic run's bits depend on the
+    latter).
 
     Raises `RecipeError` if `given` is another one in anything else; it names the fields.
     """
-    own = load_recipe(folder / "recipe.toml")
-    if given is None:
-        return own
-    own = own.model_copy(update={"cluster": given.cluster})
-    differing = _differences(own.model_dump(mode="json"), given.model_dump(mode="json"))
+    own = load_recipe(folder / RECIPE_FILE)
+    differing = [
+        difference
+        for difference in _differences(own.model_dump(mode="json"), given.model_dump(mode="json"))
+        if not _OF_THE_MACHINE.fullmatch(difference[0])
+        and (own.deterministic or not _OF_THE_MEANS.fullmatch(difference[0]))
+    ]
     if differing:
         raise RecipeError(
             f"the run in {folder} was begun with another recipe: "
             + "; ".join(f"{name} is {ours!r} there and {theirs!r} here" for name, ours, theirs in differing)
-            + ". Resume without a recipe, or begin a new run"
+            + ". Resume without a recipe and with other settings only, or begin a new run"
         )
-    return own
+    return given
 
 
 def take_up(folder: Path) -> Beginning:

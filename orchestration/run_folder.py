@@ -16,10 +16,12 @@ from typing import Any
 
 import tomli_w
 
+from actors.storage.disk import removed_on_failure, writing
 from env.image import Image
 from orchestration.recipe import Recipe, RecipeError
 
 LOCK_FILE = "run.lock"
+RECIPE_FILE = "recipe.toml"
 SANDBOX_FILE = "sandbox.json"
 
 
@@ -61,28 +63,29 @@ class RunInUse(RecipeError):
 def held(folder: Path) -> Iterator[None]:
     """Be the only one that runs in `folder`; the operating system lets go when the process ends, however it ends.
 
-    Raises `RunInUse` if another process does.
+    Raises `RunInUse` if another process does, `CannotWrite` where the file system does not take the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a+") as file:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip() or "unknown"
+            owner = file.read().decode().strip() or "unknown"
             raise RunInUse(
                 f"the run in {folder} is still at work, as process {owner}; wait for its end, or end it with Ctrl-C"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with writing(folder):
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
         yield
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
     """The resolved recipe, as TOML that `load_recipe` reads back."""
     data = recipe.model_dump(mode="json", exclude_none=True)
-    write_whole(folder / "recipe.toml", tomli_w.dumps(data))
+    write_whole(folder / RECIPE_FILE, tomli_w.dumps(data))
 
 
 def write_sandbox_versions(folder: Path) -> None:
@@ -103,7 +106,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that readers see the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with removed_on_failure(aside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)

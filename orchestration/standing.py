@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from actors.system.actor import ActorError
+from actors.system.actor import CannotGoOn
 from actors.system.stage import Death
 from orchestration.cast import Cast
 
 
-class RunCannotGoOn(ActorError):
+class RunCannotGoOn(CannotGoOn):
     """Nobody is left to do what the run needs; it can be resumed from its last checkpoint."""
 
 
@@ -40,7 +40,7 @@ class Standing:
                 names.remove(death.name)
                 if not names:
                     who = f"the {kind}" if kind == death.name else f"the last {kind} ({death.name})"
-                    self.end(RunCannotGoOn(f"{who} is dead, and is not started again: {death.reason}"))
+                    self.end(RunCannotGoOn(f"{who} is dead, and is not started again: {death.in_a_line}"))
 
     def end(self, error: BaseException) -> None:
         """The run can't go on."""

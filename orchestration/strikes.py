@@ -2,7 +2,7 @@
 
 Invariants:
 - a fault hits a process that is there: it waits for one, and `Strike` holds what proves it (pid and start time before;
-  gone, or stopped, after);
+  gone, or stopped, after); one that is meant for messages waits for these, and happens again only after that;
 - what is stopped is let go on again, also when the drill ends early;
 - a recovery ends when the actor runs again (of a sandbox's process: when the environment has had a newer one, or needs
   none).
@@ -35,7 +35,8 @@ SETTLE_S = 1.0
 """After a recovery: what was lost is being asked for again."""
 SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
-REAL_KINDS = ("kill", "freeze", "delay", "drop", "double")
+SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+REAL_KINDS = (*SIGNALS, "delay", "drop", "double")
 
 type Outcome = Literal["recovered", "not needed again", "not recovered"]
 
@@ -90,7 +91,7 @@ class Striker:
             if fault.kind not in REAL_KINDS:
                 kinds = ", ".join(REAL_KINDS)
                 raise ValueError(f"{fault}: on Ray there are the kinds {kinds}; drill it with --virtual")
-            if fault.kind not in ("kill", "freeze") and fault.process != "actor":
+            if fault.kind not in SIGNALS and fault.process != "actor":
                 raise ValueError(f"{fault}: only actors get messages; leave `process` out")
             fault.candidates(actors)
         self._stage, self._plan, self._actors, self._seed = stage, plan, actors, seed
@@ -125,9 +126,12 @@ class Striker:
         while True:
             await asyncio.sleep(max(0.0, due - self._now()))
             strike = await self._strike(fault, draw)
+            if fault.kind not in SIGNALS:
+                await self._hit_messages(fault, strike)
             self.strikes.append(strike)
             self.never.pop(str(fault), None)
-            self._recoveries.append(asyncio.ensure_future(self._follow(fault, strike, self._counters())))
+            if fault.kind in SIGNALS:
+                self._recoveries.append(asyncio.ensure_future(self._follow(fault, strike, self._counters())))
             if fault.every is None:
                 return
             due = max(due + fault.every, self._now())
@@ -143,9 +147,8 @@ class Striker:
                     strike.process_started = process.create_time()
                     strike.hit_at = time.time()
                     strike.incarnation = self._stage.incarnation(ActorRef(name))
-                    if fault.kind not in ("kill", "freeze"):
-                        return strike  # its frames are hit as they come
-                    os.kill(process.pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+                    if fault.kind in SIGNALS:
+                        os.kill(process.pid, SIGNALS[fault.kind])
                     if fault.kind == "freeze":
                         self._stopped[process.pid] = strike.process_started
                     return strike
@@ -164,14 +167,16 @@ class Striker:
 
     # --- recovery ---------------------------------------------------------------------------------
 
+    async def _hit_messages(self, fault: ActorFault, strike: Strike) -> None:
+        """Wait until an actor has got as many frames as are to be hit: it may be one that is told little."""
+        assert fault.kind in ("delay", "drop", "double"), fault
+        with contextlib.suppress(PeerDied, PeerUnreachable):  # another fault killed it: no frames are left to hit
+            await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
+            strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
+        strike.outcome, strike.recovery_s = "recovered", self._now() - strike.at_s
+
     async def _follow(self, fault: ActorFault, strike: Strike, before: dict[str, int]) -> None:
         """See that it hit, let go what was stopped, wait for the recovery, and note what it took."""
-        if fault.kind in ("delay", "drop", "double"):
-            with contextlib.suppress(PeerDied, PeerUnreachable):  # another fault killed it: no frames are left to hit
-                await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
-                strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
-            strike.outcome, strike.recovery_s = "recovered", self._now() - strike.at_s
-            return
         await _until(lambda: self._hit(strike), LOOK_S / 10)
         strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
         if fault.kind == "freeze":

@@ -25,8 +25,9 @@ from actors.messages import (
     RunReinforcement,
     StageDone,
 )
+from actors.storage.disk import CannotWrite, writing
 from actors.supervision import patiently
-from actors.system.actor import ActorError, ActorRef, DeadlineExceeded, Port
+from actors.system.actor import ActorError, ActorRef, CannotGoOn, DeadlineExceeded, Port
 from actors.system.kill_point import kill_variable
 from actors.system.message import Message, Request
 from actors.system.ray_stage import RayStage
@@ -117,9 +118,10 @@ class Training:
 
     async def run(self) -> dict[str, Any]:
         """Train. Returns the summary, which is in summary.json too; raises what ended the run early."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(self._recipe, self._folder)
-        write_sandbox_versions(self._folder)
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_recipe(self._recipe, self._folder)
+            write_sandbox_versions(self._folder)
         try:
             await self._train()
             self._summary["finished"] = True
@@ -133,18 +135,24 @@ class Training:
         return self._summary
 
     def _write_summary(self) -> None:
-        try:
-            self._sink.close()
-            write_json(self._folder / "summary.json", self._summary)
-            write_report(self._folder)
-        except OSError as error:
-            if self._summary["finished"]:
-                raise
-            self._progress.note(f"the summary can't be written ({error})")  # what ended the run says more
+        summary = self._folder / "summary.json"
+        for what, write in (
+            ("the last figures", self._sink.close),
+            ("summary.json", lambda: write_json(summary, self._summary)),
+            ("report.html", lambda: write_report(self._folder)),
+        ):
+            try:
+                with writing(self._folder):
+                    write()
+            except CannotWrite as error:
+                if self._summary["finished"]:
+                    raise
+                self._progress.note(f"without {what}: {error}")  # what ended the run is said all the same
 
     async def _train(self) -> None:
-        recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
-        model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
+        with writing(self._folder):
+            recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
+            model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
         cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
         for note in self._beginning.notes:
             self._progress.note(note)
@@ -169,16 +177,16 @@ class Training:
                 async with contextlib.nullcontext() if self._beside is None else self._beside(stage, cast):
                     await standing.while_it_lasts(self._stages(stage.port))
                     await standing.while_it_lasts(self._describe(stage.port))
-                write_examples(self._folder, model, recipe.prompt)
-                write_analysis(self._folder, model)
+                with writing(self._folder):
+                    write_examples(self._folder, model, recipe.prompt)
+                    write_analysis(self._folder, model)
             finally:
                 relay.cancel()
                 await asyncio.gather(relay, return_exceptions=True)
 
     def _note_death(self, death: Death) -> None:
         after = "it is started again" if death.restarting else "it is not started again"
-        why = (death.reason.strip() or "it does not say why").splitlines()[-1]
-        self._progress.note(f"{death.name} died ({why}); {after}")
+        self._progress.note(f"{death.name} died ({death.in_a_line}); {after}")
         self._summary["deaths"][death.name] = self._summary["deaths"].get(death.name, 0) + 1
 
     async def _stages(self, port: Port) -> None:
@@ -240,7 +248,8 @@ class Training:
         for number, report in enumerate(reports.reports, reports.next - len(reports.reports)):
             if number >= self._taken:  # the relay and a catch-up may both have asked for it
                 self._taken = number + 1
-                self._take(report)
+                with writing(self._folder):
+                    self._take(report)
 
     def _take(self, report: StepFigures | Rewound) -> None:
         if isinstance(report, Rewound):
@@ -333,6 +342,8 @@ def _accuracy_interval(figures: Figures) -> Interval:
 
 def _cause(error: BaseException) -> str:
     """What went wrong, in a line: of a failure in an actor, also the last line of the traceback that came with it."""
+    if isinstance(error, CannotGoOn):
+        return str(error)
     lines = str(error).strip().splitlines() or [""]
     first = f"{type(error).__name__}: {lines[0]}"
     return first if len(lines) == 1 else f"{first}: {lines[-1].strip()}"

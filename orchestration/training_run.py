@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from actors.storage.disk import writing
 from orchestration.metrics import METRICS_FILE, AllMetrics, JsonlMetrics, TensorBoardMetrics
 from orchestration.progress import Progress, RunTable
 from orchestration.recipe import Recipe
@@ -25,13 +26,14 @@ async def run_training(
 
     Raises what ended the run early.
     """
-    beginning = take_up(folder) if resumed else Beginning()
     steps = {name: stage.steps for name, stage in recipe.stages.items()}
-    sink = AllMetrics(
-        JsonlMetrics(folder / METRICS_FILE),
-        TensorBoardMetrics(folder / "tensorboard", steps),
-        *further_sinks(recipe, folder),
-    )
+    with writing(folder):
+        beginning = take_up(folder) if resumed else Beginning()
+        sink = AllMetrics(
+            JsonlMetrics(folder / METRICS_FILE),
+            TensorBoardMetrics(folder / "tensorboard", steps),
+            *further_sinks(recipe, folder),
+        )
     with Progress() as progress:
         progress.note(f"run folder: {folder}")
         summary = await Training(recipe, folder, progress, sink, beginning, kill_at, beside).run()

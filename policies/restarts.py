@@ -2,6 +2,7 @@
 
 Invariants:
 - of any `window_s` seconds, no more than `most` see a restart;
+- who dies young more than `most` times in a row is not started again, however long each of its starts has taken;
 - who dies young is started again later each time, up to `LONGEST_PAUSE_S`; who has lived for `STEADY_S` begins anew.
 """
 
@@ -35,9 +36,9 @@ class RestartBudget:
         """
         while self._restarts and now_s - self._restarts[0] >= self._window_s:
             self._restarts.popleft()
-        if len(self._restarts) >= self._most:
-            return None
         self._young = 0 if lived_s >= STEADY_S else self._young + 1
+        if len(self._restarts) >= self._most or self._young > self._most:
+            return None
         pause = 0.0 if self._young < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._young - 2))
         self._restarts.append(now_s + pause)
         return pause

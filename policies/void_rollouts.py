@@ -1,4 +1,4 @@
-"""When so many rollouts are lost to the sandbox that the run's figures would mean nothing.
+"""When so many rollouts are lost that the run's figures would mean nothing.
 
 Invariant: a few that are lost, as when a jail is killed now and then, never end a run.
 """
@@ -13,14 +13,19 @@ from policies.trajectory import Trajectory
 LEAST = 4
 
 
+def too_many(lost: int, of: int) -> bool:
+    """Whether rollouts should not go on when `lost` of them were: at least `LEAST`, and more than half."""
+    return lost >= LEAST and 2 * lost > of
+
+
 def reason_to_stop(trajectories: Sequence[Trajectory]) -> str:
     """Why rollouts with these outcomes should not go on; empty if they may.
 
-    They should not when the sandbox failed at least `LEAST` of them, and more than half of those that ran any code.
+    They should not when the sandbox failed `too_many` of those that ran any code.
     """
     with_code = [each for each in trajectories if each.calls]
     void = [each for each in with_code if each.finish == "sandbox_failure"]
-    if len(void) < LEAST or 2 * len(void) <= len(with_code):
+    if not too_many(len(void), len(with_code)):
         return ""
     reasons = Counter(
         call.result.reason for each in void for call in each.calls if call.result.status == "sandbox_failure"

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.storage.disk import sync
+from actors.storage.disk import removed_on_failure, sync, writing
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -38,6 +38,8 @@ def write_checkpoint(
 
     `weights`: whole, where the model has only a shard of them (`sharding.whole_weights`).
     A checkpoint that is already at `path` is replaced; until the new one is whole, the old one stays.
+
+    Raises `CannotWrite` where the file system does not take it.
     """
     path = Path(path)
     partial, replaced = path.with_name(path.name + ".partial"), path.with_name(path.name + ".replaced")
@@ -47,17 +49,18 @@ def write_checkpoint(
             _remove(replaced)
         else:
             replaced.rename(path)
-    partial.mkdir(parents=True)
-    model.save_pretrained(partial, state_dict=weights)
-    if tokenizer_from is not None:
-        copy_tokenizer(Path(tokenizer_from), partial)
-    for file in partial.rglob("*"):
-        sync(file)
-    sync(partial)
-    if path.exists():
-        path.rename(replaced)  # a folder can't be renamed onto another
-    partial.rename(path)
-    sync(path.parent)
+    with writing(path), removed_on_failure(partial):
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial, state_dict=weights)
+        if tokenizer_from is not None:
+            copy_tokenizer(Path(tokenizer_from), partial)
+        for file in partial.rglob("*"):
+            sync(file)
+        sync(partial)
+        if path.exists():
+            path.rename(replaced)  # a folder can't be renamed onto another
+        partial.rename(path)
+        sync(path.parent)
     _remove(replaced)
 
 

@@ -32,6 +32,7 @@ from actors.learning.master_weights import MasterWeights
 from actors.learning.model import checkpoint_activations, score_row
 from actors.learning.optimiser import StageOptimiser, rate_share
 from actors.learning.sharding import LearnerGroup, whole
+from actors.system.actor import CannotGoOn
 from policies import tokens
 from policies.batch import TrainingSequence
 from policies.diagnostics import Diagnostics
@@ -42,7 +43,7 @@ from policies.packing import PackedRow, pack
 Kind = Literal["fine_tune", "reinforce"]
 
 
-class NonFiniteStep(ArithmeticError):
+class NonFiniteStep(CannotGoOn):
     """A loss or gradient was infinite or not a number; the weights are as they were before the step."""
 
 

@@ -8,12 +8,7 @@ from policies.run_progress import ArchivePosition
 from policies.trajectory import Trajectory, WeightsVersion
 
 
-class Stored(Message, tag="archive.stored"):
-    refusal: str = ""
-    """Why the file system does not take it; empty if it has."""
-
-
-class StoreTrajectory(Request[Stored], tag="archive.store"):
+class StoreTrajectory(Request[Done], tag="archive.store"):
     """Append a trajectory; answered once the operating system has it. Repeats are dropped."""
 
     trajectory: Trajectory

@@ -13,8 +13,6 @@ from policies.waves import Seat
 
 class RolloutFinished(Message, tag="rollout.finished"):
     trajectory: Trajectory
-    unstored: str = ""
-    """Why the archive could not take it; empty if it has."""
 
 
 class RunRollout(Request[RolloutFinished], tag="rollout.run"):

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from actors.storage.disk import sync
+from actors.storage.disk import removed_on_failure, sync, writing
 from actors.system.kill_point import reached
 from policies.run_progress import RunProgress
 
@@ -48,23 +48,24 @@ def write_checkpoint(folder: Path, progress: RunProgress, write_files: Callable[
     Args:
         write_files: puts the learner's files into the folder that it is given.
 
-    Raises `OSError` as the file system does; then no checkpoint was added, and none removed.
+    Raises `CannotWrite` where the file system does not take it; then no checkpoint was added, and none removed.
     """
     for left in folder.glob("*.partial"):
         shutil.rmtree(left)
     path = folder / f"{_next_number(folder):06d}"
     partial = path.with_name(path.name + ".partial")
-    partial.mkdir(parents=True)
-    write_files(partial)
-    reached("checkpoint")
-    (partial / PROGRESS).write_text(progress.model_dump_json(indent=2))
-    files = sorted(file for file in partial.iterdir() if file.is_file())
-    manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in files}
-    (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": manifest}, indent=2) + "\n")
-    for file in (*files, partial / MANIFEST, partial):
-        sync(file)
-    partial.rename(path)
-    sync(folder)
+    with writing(folder), removed_on_failure(partial):
+        partial.mkdir(parents=True)
+        write_files(partial)
+        reached("checkpoint")
+        (partial / PROGRESS).write_text(progress.model_dump_json(indent=2))
+        files = sorted(file for file in partial.iterdir() if file.is_file())
+        manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in files}
+        (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": manifest}, indent=2) + "\n")
+        for file in (*files, partial / MANIFEST, partial):
+            sync(file)
+        partial.rename(path)
+        sync(folder)
     for old in _numbered(folder)[:-keep]:
         shutil.rmtree(old)
     return path

@@ -51,6 +51,14 @@ class HandlerFailed(ActorError):
     """The handler raised; the text names the exception and holds its traceback."""
 
 
+class CannotGoOn(ActorError):
+    """What was asked for can't be done, and asking again would not help: the text says why, and what would.
+
+    A handler's reaches whoever asked it with its text alone, as an exception of this class and no subclass; and then
+    whoever asked that one, and so on up to a user.
+    """
+
+
 class BlobRef(NamedTuple):
     """Names bytes or tensors in the stage's object store."""
 
@@ -96,7 +104,7 @@ class Port(Protocol):
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """Send and wait for the answer.
 
-        Raises `ActorLost`, `DeadlineExceeded` or `HandlerFailed`; never waits for an actor that is gone.
+        Raises `ActorLost`, `DeadlineExceeded`, `HandlerFailed` or `CannotGoOn`; never waits for an actor that is gone.
         """
         ...
 

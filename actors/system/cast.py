@@ -238,7 +238,7 @@ class Cast:
             except ActorStartFailed as error:
                 await self._dismiss([member])
                 pause_s = self._pause_after_death(member)
-                self._report(member, f"it did not start again: {error}", restarting=pause_s is not None)
+                self._report(member, str(error), restarting=pause_s is not None)
 
     # --- freezing -----------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ Invariants:
 - a frame stays under `FRAME_BYTES` unless one entry alone is larger: Ray carries more than 100 KB through its object
   store, at a fifth of the rate;
 - entry of a request: `[id, tag, fields]`, id 0 for those that want no answer; entry of an answer: `[id, tag, fields]`,
-  `[id, None, text]` when the handler raised, `[id, "", text]` when the actor ends before it has answered.
+  `[id, None, text]` when the handler raised, `[id, False, text]` when that was `CannotGoOn`, `[id, "", text]` when the
+  actor ends before it has answered.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ def pack_message(id: int, message: Message) -> bytes:
 def pack_failure(id: int, text: str) -> bytes:
     """The entry of an answer that is an exception."""
     return _packer.pack((id, None, text.encode(errors="backslashreplace").decode()))
+
+
+def pack_reason(id: int, text: str) -> bytes:
+    """The entry of an answer that is `CannotGoOn`."""
+    return _packer.pack((id, False, text.encode(errors="backslashreplace").decode()))
 
 
 def pack_farewell(id: int, text: str) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any
 
-from actors.system.actor import Actor, ActorRef, Blobs, seed_for
+from actors.system.actor import Actor, ActorRef, Blobs, CannotGoOn, seed_for
 from actors.system.carried_folder import CarriedFolder
 from actors.system.clock import Clock, RealClock
 from actors.system.links import Limits
@@ -145,7 +145,7 @@ class ActorHost:
         self._actor: Actor | None = None
 
     def construct(self, folders: dict[str, str] | None = None) -> str:
-        """Import the class and call it, with the paths of carried folders. Returns the traceback if that fails."""
+        """Import the class and call it, with the paths of carried folders. Returns why that failed, if it did."""
         try:
             cls = load_class(self.spec.module, self.spec.qualname)
             self._actor = cls(**self._unpickle(self.spec.arguments), **(folders or {}))
@@ -156,10 +156,13 @@ class ActorHost:
         return ""
 
     async def start(self) -> str:
-        """Run the actor's `start()`, then let messages in. Returns the traceback if that fails, else nothing."""
+        """Run the actor's `start()`, then let messages in. Returns why that failed, if it did."""
         assert self._actor is not None, "construct() comes first"
         try:
             await self._actor.start()
+        except CannotGoOn as reason:
+            logger.exception("%s can't start", self.spec.name)
+            return str(reason)
         except Exception:  # see construct
             logger.exception("%s could not start", self.spec.name)
             return traceback.format_exc()

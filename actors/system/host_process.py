@@ -46,7 +46,7 @@ class HostProcess:
         return self._made
 
     async def construct(self) -> tuple[int, str]:
-        """Make the actor. Returns the pid, and the traceback of what went wrong, if anything."""
+        """Make the actor. Returns the pid, and why that failed, if it did."""
         self._last_words = asyncio.get_running_loop().create_future()
         self._made = ActorHost(self._spec, self._blobs, self._fabric.unpickle, self._die)
         try:
@@ -73,7 +73,7 @@ class HostProcess:
                 self._host.mailbox.introduce(name, incarnation, self._fabric.wire(reference))
 
     async def start(self) -> str:
-        """Start the actor. Returns the traceback of what went wrong, if anything."""
+        """Start the actor. Returns why that failed, if it did."""
         return await self._host.start()
 
     async def ping(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from actors.system.actor import CannotGoOn
 from actors.system.frames import (
     FRAME_BYTES,
     NO_ANSWER,
@@ -25,6 +26,7 @@ from actors.system.frames import (
     pack_failure,
     pack_farewell,
     pack_message,
+    pack_reason,
     unpack_frame,
 )
 from actors.system.message import Done, Message, from_fields
@@ -199,6 +201,9 @@ class Inbox:
                 return None if id == NO_ANSWER else pack_farewell(id, _CLOSING)
             logger.error("%s: the handler of %r was cancelled", self._name, tag)
             return None if id == NO_ANSWER else pack_failure(id, f"the handler of {tag!r} was cancelled")
+        except CannotGoOn as reason:
+            logger.exception("%s can't do %r", self._name, tag)
+            return None if id == NO_ANSWER else pack_reason(id, str(reason))
         except Exception:  # whatever a handler raises is its asker's to know
             text = traceback.format_exc()
             logger.error("%s failed on %r\n%s", self._name, tag, text)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from actors.system.actor import ActorLost, DeadlineExceeded, HandlerFailed
+from actors.system.actor import ActorLost, CannotGoOn, DeadlineExceeded, HandlerFailed
 from actors.system.frames import (
     FRAME_BYTES,
     NO_ANSWER,
@@ -247,6 +247,9 @@ class Link:
                 continue
             if tag is None:
                 answer.set_exception(HandlerFailed(f"{self.peer}: {fields}"))
+                continue
+            if tag is False:
+                answer.set_exception(CannotGoOn(fields))
                 continue
             if not tag:
                 answer.set_exception(ActorLost(f"{self.peer}: {fields}"))

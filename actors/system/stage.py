@@ -50,6 +50,11 @@ class Death:
     restarting: bool
     """Whether the stage will recreate the actor."""
 
+    @property
+    def in_a_line(self) -> str:
+        """The reason without the traceback that it may end."""
+        return (self.reason.strip() or "it does not say why").splitlines()[-1]
+
 
 class Stage(Protocol):
     """Hosts actors.

@@ -18,7 +18,7 @@ import traceback
 from random import Random
 from typing import Any
 
-from actors.system.actor import ActorLost, HandlerFailed, seed_for
+from actors.system.actor import ActorError, ActorLost, CannotGoOn, HandlerFailed, seed_for
 from actors.system.actor_faults import ActorFaultPlan
 from actors.system.message import Done, Message, decode, encode
 from actors.system.trace import Kind, Trace
@@ -111,6 +111,8 @@ class Post:
             if target.state == "gone" or self.closed:
                 return
             reply = HandlerFailed(f"{target.name}: the handler of {message.tag!r} was cancelled")
+        except CannotGoOn as reason:
+            reply = CannotGoOn(str(reason))
         except Exception:  # whatever a handler raises is its asker's to know
             text = traceback.format_exc()
             if answer is None:
@@ -118,7 +120,7 @@ class Post:
             reply = HandlerFailed(f"{target.name}: failed on {message.tag!r}\n{text}")
         if answer is None or target.state == "gone":
             return
-        if isinstance(reply, HandlerFailed):
+        if isinstance(reply, ActorError):
             self.note("failed", target.name, source.name, message.tag)
         else:
             reply = _DONE if reply is None else reply
@@ -159,10 +161,10 @@ class Post:
             self._loop.fail(error)
 
 
-def _settle(answer: asyncio.Future[Any], reply: Message | HandlerFailed) -> None:
+def _settle(answer: asyncio.Future[Any], reply: Message | ActorError) -> None:
     if answer.done():
         return  # too late
-    if isinstance(reply, HandlerFailed):
+    if isinstance(reply, ActorError):
         answer.set_exception(reply)
     else:
         answer.set_result(reply)

@@ -224,7 +224,7 @@ class VirtualStage:
             await self._start(successor)
         except ActorStartFailed as error:
             self._end(successor)
-            self._death_seen(successor, f"it did not start again: {error}")
+            self._death_seen(successor, str(error))
 
     async def close(self) -> None:
         """See `Stage.close`. Idempotent."""

@@ -14,7 +14,7 @@ from actors.learner import LearnerActor
 from actors.learning.trainer import Kind, Trainer
 from actors.messages import BeginStage, Learn, Learned, PublishWeights, SaveCheckpoint, WriteCheckpoint
 from actors.storage.checkpoints import newest_checkpoint
-from actors.system.actor import ActorRef, BlobRef, DeadlineExceeded, HandlerFailed
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, DeadlineExceeded, HandlerFailed
 from policies.options import ObjectiveOptions, OptimiserOptions
 from policies.run_progress import RunProgress
 from policies.trajectory import WeightsVersion
@@ -108,7 +108,7 @@ async def test_a_step_with_nothing_to_learn_keeps_the_version(stage) -> None:
 
 async def test_a_step_that_failed_may_be_tried_again(stage) -> None:
     broken = [s.model_copy(update={"advantage": float("nan")}) for s in batch(0)]
-    with pytest.raises(HandlerFailed, match="weights were left as they are"):
+    with pytest.raises(CannotGoOn, match="weights were left as they are"):
         await learn(stage, "a", broken)
     with pytest.raises(HandlerFailed, match="KeyError"):
         await stage.port.ask(LEARNER, Learn(step_id="a", kind="reinforce", blob="gone"))
@@ -218,14 +218,14 @@ async def test_two_learners_on_ray_are_as_one_until_one_of_them_dies(folder: Pat
         await stage.spawn(first)
         await stage.port.ask(LEARNER, BEGIN, deadline_s=60)
         broken = [s.model_copy(update={"advantage": float("nan")}) for s in batch(0)]
-        with pytest.raises(HandlerFailed, match="weights were left as they are"):
+        with pytest.raises(CannotGoOn, match="weights were left as they are"):
             await learn(stage, "a", broken)
         answers = await asyncio.gather(*[learn(stage, "a", batch(0)) for _ in range(2)])
         version, weights = await published(stage)
         await stage.port.ask(LEARNER, SaveCheckpoint(path=str(tmp_path / "last")), deadline_s=60)
         await stage.kill(other)
         for _ in range(2):
-            with pytest.raises(HandlerFailed, match=r"2 learners has lost a shard of the model.*\(learner-1: "):
+            with pytest.raises(CannotGoOn, match=r"2 learners has lost a shard of the model.*\(learner-1: "):
                 await learn(stage, "b", batch(1))
     assert answers[0] == answers[1] and version == answers[0].version == (0, 1)
     figures = {name: answers[0].metrics[name] for name in expected if name != "micro_batches"}

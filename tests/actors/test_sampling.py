@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.messages import RolloutFinished, RunRollout
-from actors.sampling import TRIES, ArchiveRefuses, Sampler, SandboxBroken
-from actors.system.actor import Actor, ActorRef, handles
+from actors.sampling import TRIES, Sampler, SandboxBroken
+from actors.system.actor import Actor, ActorRef, CannotGoOn, handles
 from policies.dialogue import DialogueLimits
 from policies.trajectory import Problem, Trajectory
 from tests.policies.test_trajectory import MODEL, PROMPT, trajectory
@@ -26,10 +26,12 @@ class Plays(Actor):
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
         self.asked.append(request.id)
-        if request.id == self._poisoned:
+        if self._poisoned in (request.id, "all"):
             raise RuntimeError("poison")
+        if self._unstored:
+            raise CannotGoOn(self._unstored)
         played = self._played.model_copy(update={"id": request.id, "group": request.group, "sample": request.sample})
-        return RolloutFinished(trajectory=played, unstored=self._unstored)
+        return RolloutFinished(trajectory=played)
 
 
 async def sample(player: Plays, samples: int):
@@ -49,9 +51,16 @@ async def test_a_rollout_that_every_actor_fails_is_set_aside_and_the_others_are_
     assert dropped.startswith("rl/0/0/1: HandlerFailed") and "poison" in dropped
 
 
+async def test_rollouts_that_fail_on_all_actors_end_the_run_when_they_are_most() -> None:
+    with pytest.raises(CannotGoOn, match=r"^5 of 5 rollouts failed on every actor .*: RuntimeError: poison\. See"):
+        await sample(Plays(trajectory(PROMPT, MODEL), poisoned="all"), 5)
+
+
 async def test_an_archive_that_takes_nothing_ends_the_run_with_its_reason() -> None:
-    with pytest.raises(ArchiveRefuses, match="No space left"):
-        await sample(Plays(trajectory(PROMPT, MODEL), unstored="No space left on device"), 2)
+    player = Plays(trajectory(PROMPT, MODEL), unstored="No space left on device")
+    with pytest.raises(CannotGoOn, match=r"^No space left on device$"):
+        await sample(player, 2)
+    assert len(player.asked) == len(set(player.asked)), "no rollout was tried again"
 
 
 async def test_a_sandbox_that_fails_everything_ends_the_run_with_its_reason() -> None:

@@ -14,6 +14,7 @@ from env.isolation import IsolationKind
 from env.preflight import check_host
 from env.tool_call import ToolResult
 from tests.env.conftest import ISOLATIONS, break_jails, host_left_as_it_was
+from tests.support.own_python import Broken, own_installation
 
 
 def test_this_host_can_isolate_and_checking_leaves_nothing():
@@ -60,6 +61,21 @@ def test_a_jail_that_does_not_start_is_a_problem_with_nsjails_words(monkeypatch:
     (problem,) = check_host()
     assert words in problem.missing
     assert "--cap-add SYS_ADMIN" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("encodings/__init__.py", "Fatal Python error"),  # it ends before it runs anything of ours
+        ("fractions.py", "can't import what every program may: RuntimeError: broken"),
+    ],
+)
+def test_a_zygote_that_does_not_start_is_a_problem_with_its_last_words(tmp_path: Path, file: str, words: str):
+    installation = own_installation(tmp_path / "python")
+    with Broken(installation, file, "raise RuntimeError('broken')\n"):
+        (problem,) = check_host(Image(prefix=installation, libraries=None))
+    assert words in problem.missing and "RuntimeError: broken" in problem.missing and len(problem.missing) < 600
+    assert check_host(Image(prefix=installation, libraries=None)) == []
 
 
 def test_a_host_with_user_namespaces_switched_off_is_told_the_setting(monkeypatch: pytest.MonkeyPatch):

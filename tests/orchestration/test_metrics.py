@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,23 @@ def test_tensorboards_steps_go_on_from_stage_to_stage(tmp_path: Path) -> None:
     board.Reload()
     assert [event.step for event in board.Tensors("step/reward_mean")] == [11, 16]
     assert [event.step for event in board.Tensors("evaluation/accuracy")] == [14]
+
+
+def test_what_the_file_system_refuses_is_raised_by_whoever_writes_and_the_other_sinks_are_closed(
+    tmp_path: Path,
+) -> None:
+    board, lines = TensorBoardMetrics(tmp_path), JsonlMetrics(tmp_path / "metrics.jsonl")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            board.write("step", "rl-1", 1, **{f"figure_{number}": 1.0 for number in range(20)})
+        with pytest.raises(OSError, match="File too large"):
+            AllMetrics(board, lines).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(ValueError, match="closed file"):
+        lines.write("step", "rl-1", 1)
 
 
 def test_stage_rows_are_the_last_evaluation_of_each_state_in_order() -> None:

@@ -22,7 +22,7 @@ import torch
 from actors.learner import LearnerActor
 from actors.messages import BeginStage, Learn, PublishWeights, WriteCheckpoint
 from actors.storage.checkpoints import newest_checkpoint
-from actors.system.actor import Actor, ActorRef, BlobRef, HandlerFailed
+from actors.system.actor import Actor, ActorRef, BlobRef, CannotGoOn
 from actors.system.kill_point import kill_variable
 from actors.system.leftovers import SESSION_VARIABLE
 from actors.system.message import Message
@@ -198,7 +198,7 @@ async def test_a_run_can_be_made_to_die_when_one_learner_has_made_its_part_of_a_
         await stage.port.ask(LEARNER, BEGIN)
         assert await stage.learn("a", 0) == (0, 1)
         assert director.poll() is None
-        with pytest.raises(HandlerFailed, match="lost a shard of the model"):
+        with pytest.raises(CannotGoOn, match="lost a shard of the model"):
             await stage.learn("b", 1)
         (other,) = stage.processes
         other.join(SECONDS)

@@ -10,7 +10,16 @@ import random
 import traceback
 from typing import Any, Self
 
-from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, DeadlineExceeded, HandlerFailed, seed_for
+from actors.system.actor import (
+    Actor,
+    ActorLost,
+    ActorRef,
+    BlobRef,
+    CannotGoOn,
+    DeadlineExceeded,
+    HandlerFailed,
+    seed_for,
+)
 from actors.system.clock import Clock, RealClock
 from actors.system.message import Done, Message, Request, decode, encode
 
@@ -111,6 +120,8 @@ class InProcessStage:
             reply = await actor.handle(sent) or Done()
         except (ActorLost, asyncio.CancelledError):
             raise
+        except CannotGoOn as reason:
+            raise CannotGoOn(str(reason)) from reason
         except Exception as error:  # whatever a handler raises becomes the asker's HandlerFailed
             raise HandlerFailed(f"{to.name}: {error}\n{traceback.format_exc()}") from error
         if self.actors.get(to.name) is not actor:

@@ -186,7 +186,7 @@ def test_a_learner_that_dies_comes_back_and_ctrl_c_stops_everything_and_says_so(
     before = machine_state()
     with endless_training(tmp_path) as process:
         assert process.stdout is not None
-        learner_of(process, tmp_path).kill()
+        learner_of(process, tmp_path / "quickstart").kill()
         assert any("going on" in line for line in process.stdout), "the run ended with its learner"
         assert any("/100000" in line for line in process.stdout), "the run ended before it learned again"
         process.send_signal(signal.SIGINT)
@@ -203,7 +203,7 @@ def test_a_failure_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None
     """Kill a learner that may not come back: the run can't go on, says who was lost, and cleans up."""
     before = machine_state()
     with endless_training(tmp_path, "supervision.restarts=0") as process:
-        learner_of(process, tmp_path).kill()
+        learner_of(process, tmp_path / "quickstart").kill()
         rest = process.communicate(timeout=90)[0]
     assert process.returncode == 1, rest
     assert "learner" in rest
@@ -212,8 +212,9 @@ def test_a_failure_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None
     assert settled(before) == (set(), 0, set())
 
 
-def learner_of(run: subprocess.Popen[str], runs: Path) -> psutil.Process:
-    log = runs / "quickstart" / "logs" / "learner.log"
+def learner_of(run: subprocess.Popen[str], folder: Path) -> psutil.Process:
+    """The process of a run's learner; `folder` is the run's."""
+    log = folder / "logs" / "learner.log"
     return next(each for each in psutil.Process(run.pid).children(recursive=True) if _writes_to(each, log))
 
 

@@ -12,6 +12,7 @@ from actors.storage.checkpoints import (
     set_aside_damaged,
     write_checkpoint,
 )
+from actors.storage.disk import CannotWrite
 from policies.run_progress import RunProgress, StagePosition
 from policies.trajectory import WeightsVersion
 
@@ -106,14 +107,16 @@ def test_a_death_while_one_is_written_leaves_the_one_before(
 
 
 def test_a_full_disk_costs_no_checkpoint(tmp_path: Path) -> None:
-    def full(_: Path) -> None:
+    def full(folder: Path) -> None:
+        (folder / "half").write_bytes(b"what there was room for")
         raise OSError(28, "No space left on device")
 
     write(tmp_path, 1, keep=1)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CannotWrite, match=f"{tmp_path} can't be written to .No space left on device."):
         write_checkpoint(tmp_path, progress(2), full, 1)
     found, _ = newest_checkpoint(tmp_path)
     assert found is not None and found.progress == progress(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"], "what was half written makes room again"
 
 
 def test_a_checkpoint_of_another_format_is_refused_by_name(tmp_path: Path) -> None:

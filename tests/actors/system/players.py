@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from actors.system.actor import Actor, ActorRef, BlobRef, handles
+from actors.system.actor import Actor, ActorRef, BlobRef, CannotGoOn, handles
 from actors.system.message import Done, Message, Request
 
 
@@ -39,6 +39,16 @@ class Hang(Request[Done], tag="test.hang"):
 
 class Break(Request[Done], tag="test.break"):
     text: str
+
+
+class Refuse(Request[Done], tag="test.refuse"):
+    """Answered by a kind of `CannotGoOn`."""
+
+    text: str
+
+
+class Full(CannotGoOn):
+    """Known only to whoever raises it."""
 
 
 class Unheard(Request[Done], tag="test.unheard"):
@@ -127,6 +137,10 @@ class Player(Actor):
     @handles(Break)
     async def on_break(self, request: Break) -> None:
         raise ZeroDivisionError(request.text)
+
+    @handles(Refuse)
+    async def on_refuse(self, request: Refuse) -> None:
+        raise Full(request.text)
 
     @handles(Told)
     async def on_told(self, told: Told) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.system.actor import ActorLost, ActorRef, DeadlineExceeded, HandlerFailed
+from actors.system.actor import ActorLost, ActorRef, CannotGoOn, DeadlineExceeded, HandlerFailed
 from actors.system.frames import FRAME_BYTES, unpack_frame
 from actors.system.links import Limits
 from actors.system.mailbox import Mailbox
@@ -18,6 +18,7 @@ from tests.actors.system.players import (
     Break,
     Hang,
     Player,
+    Refuse,
     Said,
     Say,
     SayLater,
@@ -133,6 +134,13 @@ async def test_what_a_handler_raises_reaches_its_asker_and_nobody_else(pair: Pai
     assert isinstance(bad, HandlerFailed)
     assert "ZeroDivisionError: by design" in str(bad) and "on_break" in str(bad)
     assert isinstance(unheard, HandlerFailed) and "does not handle 'test.unheard'" in str(unheard)
+
+
+async def test_why_a_handler_can_not_go_on_reaches_its_asker_as_it_was_said(pair: Pair) -> None:
+    with pytest.raises(CannotGoOn, match=r"^the disk is full; make room$") as told:
+        await pair.alice.ask(BOB, Refuse(text="the disk is full; make room"))
+    assert type(told.value) is CannotGoOn, "what is more special stays over there"
+    assert holds_nothing(pair.link)
 
 
 async def test_a_message_that_can_not_travel_fails_its_own_sender_only(pair: Pair) -> None:

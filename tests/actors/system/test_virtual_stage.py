@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from actors.system.actor import Actor, ActorLost, ActorRef, DeadlineExceeded, HandlerFailed, handles
+from actors.system.actor import Actor, ActorLost, ActorRef, CannotGoOn, DeadlineExceeded, HandlerFailed, handles
 from actors.system.message import Done, Message, Request
 from actors.system.stage import ActorStartFailed, Part
 from actors.system.trace import EnoughTraced, Event, Trace
 from actors.system.virtual_loop import run_virtual
 from actors.system.virtual_member import Network
 from actors.system.virtual_stage import VirtualStage
-from tests.actors.system.players import Break, Hang, Say, Told, Unheard
+from tests.actors.system.players import Break, Hang, Refuse, Say, Told, Unheard
 from tests.actors.system.virtual_players import REF, A, B, Player, play
 
 
@@ -52,6 +52,8 @@ def test_errors_are_told_apart() -> None:
     async def scene(stage: VirtualStage) -> None:
         with pytest.raises(HandlerFailed, match="planted"):
             await stage.port.ask(REF, Break(text="planted"))
+        with pytest.raises(CannotGoOn, match=r"^the disk is full$"):
+            await stage.port.ask(REF, Refuse(text="the disk is full"))
         with pytest.raises(HandlerFailed, match="does not handle"):
             await stage.port.ask(REF, Unheard())
         with pytest.raises(DeadlineExceeded, match="within 3 s"):

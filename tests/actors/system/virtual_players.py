@@ -8,7 +8,7 @@ from actors.system.stage import Part
 from actors.system.virtual_fixtures import play_twice
 from actors.system.virtual_loop import run_virtual
 from actors.system.virtual_stage import VirtualStage
-from tests.actors.system.players import Break, Hang, Heard, Said, Say, SayLater, Told, WhatWasTold
+from tests.actors.system.players import Break, Full, Hang, Heard, Refuse, Said, Say, SayLater, Told, WhatWasTold
 
 
 class Player(Actor):
@@ -43,6 +43,10 @@ class Player(Actor):
             await asyncio.Event().wait()
         finally:
             self.port.tell(ActorRef("witness"), Told(text=f"{self.port.name} was cancelled"))
+
+    @handles(Refuse)
+    async def on_refuse(self, message: Refuse) -> None:
+        raise Full(message.text)
 
     @handles(Break)
     async def on_break(self, message: Break) -> None:
