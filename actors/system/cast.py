@@ -175,7 +175,7 @@ class Cast:
             if member in members:
                 calls.append(self._or_fail(member, self._fabric.call(member.reference, "introduce", self.peers)))
             elif member.pid and member.state != "gone":
-                calls.append(_quietly(self._fabric.call(member.reference, "introduce", fresh)))
+                calls.append(_quietly(self._fabric.call, member.reference, "introduce", fresh))
         await _all(calls)
 
     async def _start(self, member: Member) -> None:
@@ -256,7 +256,7 @@ class Cast:
     def _beat(self, member: Member, late: bool) -> None:
         if member.ping is None or member.ping.done():
             member.beats = 0
-            member.ping = self._beside(_quietly(self._fabric.call(member.reference, "ping")))
+            member.ping = self._beside(_quietly(self._fabric.call, member.reference, "ping"))
         elif not late:
             member.beats += 1
             if member.beats == BEATS:
@@ -283,7 +283,7 @@ class Cast:
         running = [member for member in self._members.values() if member.state == "running"]
         try:
             async with asyncio.timeout(self._grace_s):
-                await _all(_quietly(self._fabric.call(member.reference, "stop")) for member in running)
+                await _all(_quietly(self._fabric.call, member.reference, "stop") for member in running)
         except TimeoutError:
             logger.warning("some actors did not stop within %g s and are killed", self._grace_s)
 
@@ -324,10 +324,10 @@ async def _all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _quietly(call: Awaitable[Any]) -> None:
-    """A call whose failure is somebody else's to notice."""
+async def _quietly(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    """A call whose failure is somebody else's to notice; made here, so that a task cancelled early leaves none."""
     try:
-        await call
+        await call(*arguments)
     except (PeerDied, PeerUnreachable) as error:
         logger.debug("ignored: %s", error)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from actors.messages import RunRollout
-from actors.system.actor import ActorError, ActorRef, Port
+from actors.system.actor import ActorError, ActorRef, CannotGoOn, Port
 from actors.system.ray_stage import RayStage
 from actors.tokenizer import PromptOptions
 from env.preflight import check_host
@@ -180,6 +180,8 @@ async def _play(port: Port, rollout: ActorRef, wanted: Wanted, limits: DialogueL
     )
     try:
         finished = await port.ask(rollout, request, ROLLOUT_DEADLINE_S)
+    except CannotGoOn:  # the archive can't be written, say: so it will be with all that follow
+        raise
     except ActorError as error:
         first, *_, last = [*str(error).splitlines(), ""]  # of a traceback what was asked, and what was raised
         logger.warning("%s: %s", wanted.id, error)
