@@ -30,8 +30,8 @@ from env.zygote_bundle import bundle, nothing
 logger = logging.getLogger(__name__)
 
 _LOG_BYTES = 8 << 10
-_MOST_WORDS = 300
-"""Characters of them that go into messages."""
+_FIRST_WORDS, _LAST_WORDS = 1200, 300
+"""Characters of them that go into messages: nsjail begins with the cause, an interpreter ends with it."""
 _PROTECTED = -900
 """oom_score_adj of warden and zygotes: a call that is out of memory must not cost the next ones their zygote."""
 
@@ -315,13 +315,15 @@ class ZygoteJail:
         self._timers.clear()
 
     def words(self) -> str:
-        """What nsjail and the jail's processes have said since this was last asked; of much, the end."""
+        """What nsjail and the jail's processes have said since this was last asked; of much, both ends."""
         self.log.drain()
         text = bytes(self.log.kept).decode("utf-8", "replace")
         self.log.kept.clear()
         self.log.truncated = False
         said = " ".join(line for line in text.splitlines() if "no version information available" not in line)
-        return said if len(said) <= _MOST_WORDS else f"... {said[-_MOST_WORDS:]}"
+        if len(said) <= _FIRST_WORDS + _LAST_WORDS:
+            return said
+        return f"{said[:_FIRST_WORDS]} ... {said[-_LAST_WORDS:]}"
 
 
 def _address_space(pid: int) -> int:

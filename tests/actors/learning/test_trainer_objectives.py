@@ -142,9 +142,12 @@ def test_the_learners_gradient_is_numpys_through_the_librarys_own_logits(parts: 
     figures: dict[str, float] = {}
     found = gradients(trainer, "reinforce", learned.sequences, figures)
     assert set(found) == set(expected)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in found.items():
         scale = float(expected[name].abs().max())
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=1e-6 * scale, msg=name)
+        # Where attention sees a single token, queries and keys get zero: its rounding has no digits to compare.
+        bound = 1e-6 * scale + 1e-14 * largest
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=bound, msg=name)
     assert figures["loss"] == pytest.approx(loss, rel=1e-6, abs=1e-6)
 
 
