@@ -30,8 +30,8 @@ from env.zygote_bundle import bundle, nothing
 logger = logging.getLogger(__name__)
 
 _LOG_BYTES = 8 << 10
-_FIRST_WORDS, _LAST_WORDS = 1200, 300
-"""Characters of them that go into messages: nsjail begins with the cause, an interpreter ends with it."""
+_MOST_WORDS = 300
+"""Characters that go into messages of what nsjail says of its errors, and of what others say."""
 _PROTECTED = -900
 """oom_score_adj of warden and zygotes: a call that is out of memory must not cost the next ones their zygote."""
 
@@ -315,15 +315,20 @@ class ZygoteJail:
         self._timers.clear()
 
     def words(self) -> str:
-        """What nsjail and the jail's processes have said since this was last asked; of much, both ends."""
+        """What nsjail and the jail's processes have said since this was last asked.
+
+        Of nsjail's log its errors and warnings, which begin with the cause; of an interpreter's words the end,
+        which has it.
+        """
         self.log.drain()
         text = bytes(self.log.kept).decode("utf-8", "replace")
         self.log.kept.clear()
         self.log.truncated = False
-        said = " ".join(line for line in text.splitlines() if "no version information available" not in line)
-        if len(said) <= _FIRST_WORDS + _LAST_WORDS:
-            return said
-        return f"{said[:_FIRST_WORDS]} ... {said[-_LAST_WORDS:]}"
+        lines = [line for line in text.splitlines() if "no version information available" not in line]
+        errors = " ".join(line for line in lines if line.startswith(("[E]", "[W]")) and "logParams()" not in line)
+        others = " ".join(line for line in lines if not line.startswith("["))
+        last = others if len(others) <= _MOST_WORDS else f"... {others[-_MOST_WORDS:]}"
+        return f"{errors[:_MOST_WORDS]} {last}".strip()
 
 
 def _address_space(pid: int) -> int:
