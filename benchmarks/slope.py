@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 BLOCK = 10
 """Samples of a block of the bootstrap: longer than what one event does to an allocator."""
+LEAST_BLOCKS = 6
 RESAMPLES = 2000
 
 
@@ -38,7 +39,7 @@ def slope_of(
     times, values = _centred(when, of), _centred(np.asarray(sizes, float), of)
     if len(times) < 2 or not times.any():
         raise ValueError(f"{len(times)} samples at times that do not differ have no slope; sample for longer")
-    blocks = np.array_split(np.arange(len(times)), max(2, len(times) // BLOCK))
+    blocks = np.array_split(np.arange(len(times)), max(LEAST_BLOCKS, len(times) // BLOCK))
     slopes: list[float] = []
     while len(slopes) < RESAMPLES:
         drawn = np.concatenate([blocks[number] for number in draw.integers(len(blocks), size=len(blocks))])
