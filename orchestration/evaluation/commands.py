@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from orchestration.evaluation.answers import AnswerFile, why_failed
+from orchestration.evaluation.answers import Answer, AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import ARENA_HARD, load_benchmark
 from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, judge_missing, play_missing
 from orchestration.recipe import RecipeError
@@ -116,11 +117,18 @@ def evaluate(
         for table in tables(summaries):
             out_console.print(table)
         out_console.print(f"page: {page}")
-    if failed := why_failed(answers):
-        console.print(f"{failed.total()} answers failed; they count as wrong. The same command plays them again:")
-        for reason, count in failed.most_common(MOST_REASONS):
-            console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
-        raise typer.Exit(1)
+    end_with_failures(answers)
+
+
+def end_with_failures(answers: Sequence[Answer]) -> None:
+    """Say how many answers failed, and why. Raises `typer.Exit` with code 1 if any did."""
+    failed = why_failed(answers)
+    if not failed:
+        return
+    console.print(f"{failed.total()} answers failed; they count as wrong. The same command plays them again:")
+    for reason, count in failed.most_common(MOST_REASONS):
+        console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
+    raise typer.Exit(1)
 
 
 def _pairs(given: list[str] | None, option: str) -> dict[str, str]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import tomli_w
+import typer
 
 from actors.tokenizer import PromptOptions, load_chat_format
 from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL
 from orchestration.evaluation.answers import Answer, AnswerFile, Wanted, why_failed
 from orchestration.evaluation.benchmarks import Benchmark, Settings
+from orchestration.evaluation.commands import end_with_failures
 from orchestration.evaluation.local import Manner, manner_of, prompts_that_fit, recipe_for
 from orchestration.recipe import RecipeError
 from orchestration.tiny_model import write_tokenizer
@@ -111,6 +113,17 @@ def test_answers_that_failed_are_played_again_and_the_later_one_counts(tmp_path:
     again.add(answered(first))
     answers = AnswerFile(tmp_path, {}).answers
     assert len(answers) == 2 and all(each.correct for each in answers.values()) and not why_failed(answers.values())
+
+
+def test_a_command_whose_answers_failed_says_why_and_ends_with_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    of = samples(benchmark(SHORT, LONG))
+    end_with_failures([answered(of[0])])
+    assert capsys.readouterr().err == ""
+    with pytest.raises(typer.Exit) as ended:
+        end_with_failures([answered(of[0]), *(failed(each, "the engine is [gone]") for each in of[1:])])
+    told = capsys.readouterr().err
+    assert ended.value.exit_code == 1
+    assert "3 answers failed" in told and "3 x the engine is [gone]" in told
 
 
 def test_other_settings_are_refused_only_where_there_are_answers(tmp_path: Path) -> None:
