@@ -47,7 +47,7 @@ from actors.messages import (
 )
 from actors.storage import checkpoints
 from actors.supervision import Watched
-from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles, last_line
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.system.message import Request
@@ -292,8 +292,7 @@ class LearnerActor(Watched):
             return outcome
 
     def _break(self, failures: dict[str, BaseException]) -> LearnerGroupBroken:
-        last_lines = {name: (str(error).strip() or repr(error)).splitlines()[-1] for name, error in failures.items()}
-        texts = "; ".join(f"{name}: {line}" for name, line in last_lines.items())
+        texts = "; ".join(f"{name}: {last_line(str(error) or repr(error))}" for name, error in failures.items())
         self._broken = (
             f"the group of {1 + len(self._others)} learners has lost a shard of the model, and can't go on; start from "
             f"the last checkpoint ({texts})"

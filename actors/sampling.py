@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRollout, RunRollout
 from actors.supervision import RETURN_S, insist, patiently
-from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, Port
+from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, Port, last_line
 from actors.system.clock import seconds_since
 from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
@@ -174,7 +174,7 @@ class Sampler:
         if too_many(len(failed), len(outcomes)):
             raise CannotGoOn(
                 f"{len(failed)} of {len(outcomes)} rollouts failed on every actor that had them; the last one: "
-                f"{failed[-1].strip().splitlines()[-1]}. See the logs of rollout actors, generators and environments"
+                f"{last_line(failed[-1])}. See the logs of rollout actors, generators and environments"
             )
         sampled, position = Sampled(), 0
         for group in requests:

@@ -30,6 +30,7 @@ from typing import Any
 from actors.storage.trained_steps import FILE, read_trained_steps
 from orchestration.books import books_fault
 from orchestration.recipe_loading import load_recipe
+from orchestration.run_folder import RECIPE_FILE
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
@@ -160,7 +161,7 @@ def _as_arguments(settings: Sequence[str]) -> list[str]:
 
 def final_weights(run: Path) -> str:
     """SHA-256 of the weights after the last stage."""
-    stage = list(load_recipe(run / "recipe.toml").stages)[-1]
+    stage = list(load_recipe(run / RECIPE_FILE).stages)[-1]
     return hashlib.sha256((run / "checkpoints" / stage / "model.safetensors").read_bytes()).hexdigest()
 
 

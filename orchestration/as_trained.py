@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from actors.tokenizer import PromptOptions
 from orchestration.recipe_loading import load_recipe
+from orchestration.run_folder import RECIPE_FILE
 from policies.dialogue import DialogueLimits
 
 
@@ -22,7 +23,7 @@ class AsTrained(NamedTuple):
 def as_trained(model: Path) -> AsTrained | None:
     """None if `model` is not `RUN/checkpoints/STAGE`. Raises `RecipeError` if the run's recipe can't be read."""
     folder = model.resolve()
-    path = folder.parent.parent / "recipe.toml"
+    path = folder.parent.parent / RECIPE_FILE
     if folder.parent.name != "checkpoints" or not path.is_file():
         return None
     recipe = load_recipe(path)

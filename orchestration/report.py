@@ -20,7 +20,7 @@ from orchestration.plot_frame import FAINT, FONT, INK
 from orchestration.plots import Drawn, draw_all
 from orchestration.progress import RunTable, format_figure, format_seconds
 from orchestration.report_source import RunFolder, as_list, read_run
-from orchestration.run_folder import write_whole
+from orchestration.run_folder import RECIPE_FILE, write_whole
 
 REPORT_FILE = "report.html"
 _EXAMPLES_SHOWN = 12
@@ -179,7 +179,7 @@ def _facts(run: RunFolder) -> str:
     rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in facts)
     recipe = ""
     if run.recipe:
-        text = (run.path / "recipe.toml").read_text(encoding="utf-8")
+        text = (run.path / RECIPE_FILE).read_text(encoding="utf-8")
         recipe = f"<details><summary>recipe.toml, as it ran</summary><pre>{escape(text)}</pre></details>"
     return f'<section><h2>The run</h2><table class="facts"><tbody>{rows}</tbody></table>{recipe}</section>'
 

@@ -19,6 +19,7 @@ from typing import Any
 from orchestration.analysis_report import AnalysisUnreadable, read_analysis
 from orchestration.archive.analysis import Analysis
 from orchestration.metrics import METRICS_FILE, MetricsUnreadable, Record, read_metrics, stages_from_evaluations
+from orchestration.run_folder import RECIPE_FILE
 
 
 @dataclass
@@ -53,7 +54,7 @@ def read_run(folder: Path) -> RunFolder:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a run's folder; give the folder that holds {METRICS_FILE}")
     run = RunFolder(folder)
-    run.recipe = _read(run, "recipe.toml", tomllib.loads, dict, "the recipe is not shown")
+    run.recipe = _read(run, RECIPE_FILE, tomllib.loads, dict, "the recipe is not shown")
     run.summary = _read(
         run, "summary.json", json.loads, dict, "the run has not come to its end; figures are those of its metrics"
     )

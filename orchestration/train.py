@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.storage.disk import CannotWrite, writing
 from actors.supervision import patiently
-from actors.system.actor import ActorError, ActorRef, CannotGoOn, DeadlineExceeded, Port
+from actors.system.actor import ActorError, ActorRef, DeadlineExceeded, Port, in_a_line
 from actors.system.kill_point import kill_variable
 from actors.system.message import Message, Request
 from actors.system.ray_stage import RayStage
@@ -127,7 +127,7 @@ class Training:
             self._summary["finished"] = True
         except BaseException as error:
             interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            self._summary["reason"] = "interrupted" if interrupted else _cause(error)
+            self._summary["reason"] = "interrupted" if interrupted else in_a_line(error)
             raise
         finally:
             self._summary["wall_seconds"] = self._seconds()
@@ -338,12 +338,3 @@ def _pass_on(relay: asyncio.Task[None], standing: Standing) -> None:
 def _accuracy_interval(figures: Figures) -> Interval:
     """Of an evaluation."""
     return wilson_interval(figures["correct"] or 0.0, round(figures["asked"] or 0.0))
-
-
-def _cause(error: BaseException) -> str:
-    """What went wrong, in a line: of a failure in an actor, also the last line of the traceback that came with it."""
-    if isinstance(error, CannotGoOn):
-        return str(error)
-    lines = str(error).strip().splitlines() or [""]
-    first = f"{type(error).__name__}: {lines[0]}"
-    return first if len(lines) == 1 else f"{first}: {lines[-1].strip()}"

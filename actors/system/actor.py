@@ -59,6 +59,20 @@ class CannotGoOn(ActorError):
     """
 
 
+def last_line(text: str) -> str:
+    """Of what somebody has to say; of a traceback that is the exception."""
+    return (text.strip() or "it does not say why").splitlines()[-1]
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong: of a failure in an actor, also the last line of the traceback that came with it."""
+    if isinstance(error, CannotGoOn):
+        return str(error)
+    lines = str(error).strip().splitlines() or [""]
+    first = f"{type(error).__name__}: {lines[0]}"
+    return first if len(lines) == 1 else f"{first}: {lines[-1].strip()}"
+
+
 class BlobRef(NamedTuple):
     """Names bytes or tensors in the stage's object store."""
 

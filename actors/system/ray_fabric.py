@@ -14,6 +14,7 @@ import ray
 from ray import exceptions as ray_errors
 from ray.cloudpickle import loads as unpickle
 
+from actors.system.actor import last_line
 from actors.system.links import PeerDied, PeerUnreachable
 
 
@@ -32,8 +33,8 @@ class _RayWire:
 
 def _cause_of_death(error: BaseException) -> str:
     """What Ray knows about a death, without what it guesses."""
-    last_line = str(error).strip().splitlines()[-1]
-    detail = last_line.partition("Worker exit detail: ")[2] or last_line
+    last = last_line(str(error))
+    detail = last.partition("Worker exit detail: ")[2] or last
     return detail.partition(" Some common causes")[0]
 
 
@@ -44,7 +45,7 @@ async def _outcome(remote: Callable[..., Awaitable[Any]], *arguments: Any) -> An
     except ray_errors.ActorDiedError as error:
         raise PeerDied(_cause_of_death(error)) from error
     except PeerUnreachable as error:  # raised over there, for a frame that a drill drops
-        raise PeerUnreachable(str(error).strip().splitlines()[-1]) from error
+        raise PeerUnreachable(last_line(str(error))) from error
     except ray_errors.RayTaskError as error:  # the host itself is broken: sending again would break it again
         raise PeerDied(str(error)) from error
     except ray_errors.RayError as error:

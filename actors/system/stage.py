@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.system.actor import Actor, ActorRef, Port
+from actors.system.actor import Actor, ActorRef, Port, last_line
 from actors.system.placement import Placement
 
 
@@ -53,7 +53,7 @@ class Death:
     @property
     def in_a_line(self) -> str:
         """The reason without the traceback that it may end."""
-        return (self.reason.strip() or "it does not say why").splitlines()[-1]
+        return last_line(self.reason)
 
 
 class Stage(Protocol):

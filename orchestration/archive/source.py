@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.storage.frames import ArchiveError
+from orchestration.run_folder import RECIPE_FILE
 
 type Decode = Callable[[Sequence[int]], str]
 """Token ids -> text, special tokens included."""
@@ -27,8 +28,8 @@ def find_tokenizer(archive: Path) -> Path | None:
     """The `tokenizer.json` of the run that an archive belongs to; None if the run's folder names none that exists."""
     run = archive.parent
     candidates = [run / "model"]
-    if (run / "recipe.toml").exists():
-        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+    if (run / RECIPE_FILE).exists():
+        recipe = tomllib.loads((run / RECIPE_FILE).read_text(encoding="utf-8"))
         path = recipe.get("model", {}).get("path")
         if path is not None:
             candidates.append(Path(path))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from actors.messages import RunRollout
-from actors.system.actor import ActorError, ActorRef, CannotGoOn, Port
+from actors.system.actor import ActorError, ActorRef, CannotGoOn, Port, in_a_line
 from actors.system.ray_stage import RayStage
 from actors.tokenizer import PromptOptions
 from env.preflight import check_host
@@ -183,9 +183,8 @@ async def _play(port: Port, rollout: ActorRef, wanted: Wanted, limits: DialogueL
     except CannotGoOn:  # the archive can't be written, say: so it will be with all that follow
         raise
     except ActorError as error:
-        first, *_, last = [*str(error).splitlines(), ""]  # of a traceback what was asked, and what was raised
         logger.warning("%s: %s", wanted.id, error)
-        return _unplayed(wanted, "failed", f"{first}: {last}" if last else first)
+        return _unplayed(wanted, "failed", in_a_line(error))
     return answer_of(finished.trajectory, wanted, chat)
 
 

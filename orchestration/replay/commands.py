@@ -20,6 +20,7 @@ from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
+from orchestration.run_folder import RECIPE_FILE
 from orchestration.terminal import AsJson, run_interruptibly
 
 app = typer.Typer(no_args_is_help=True, help="Replay stored trajectories: to learn, to run their calls, to schedule.")
@@ -36,7 +37,7 @@ def chosen_recipe(run: RecordedRun, recipe: Path | None, overrides: list[str] | 
     if recipe is not None:
         return load_recipe(recipe, overrides)
     run.required_recipe()
-    return load_recipe(run.folder / "recipe.toml", overrides)
+    return load_recipe(run.folder / RECIPE_FILE, overrides)
 
 
 def names_in(text: str | None) -> list[str] | None:

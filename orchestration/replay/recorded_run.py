@@ -17,6 +17,7 @@ from orchestration.archive.source import find_archive
 from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
+from orchestration.run_folder import RECIPE_FILE
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
@@ -38,7 +39,7 @@ class RecordedRun:
     @cached_property
     def recipe(self) -> Recipe | None:
         """The run's recipe, every setting spelled out; None for an archive that lies alone."""
-        path = self.folder / "recipe.toml"
+        path = self.folder / RECIPE_FILE
         return load_recipe(path) if path.exists() else None
 
     def required_recipe(self) -> Recipe:
