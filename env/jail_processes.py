@@ -41,6 +41,14 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         pass
 
 
+def children_of(pid: int) -> list[int]:
+    """Direct children of a process that has one thread."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def pid_of(pidfd: int) -> int:
     """-1 when the process has been reaped."""
     fields = Path(f"/proc/self/fdinfo/{pidfd}").read_text().split()
