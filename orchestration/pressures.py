@@ -34,6 +34,7 @@ class Pressure(Protocol):
 
     felt: bool
     figures: dict[str, float]
+    """By what they count; always the same dictionary."""
 
     async def keep_up(self) -> None:
         """Until it is cancelled, or has nobody left to be done to."""
@@ -93,11 +94,8 @@ class Slowness:
         now = time.monotonic()
         self._still_s += now - self._since
         whole_s = now - self._began + SLOW_TURN_S - self._stop_s
-        self.figures = {
-            "turns": self._turns,
-            "processes": self._most,
-            "percent of the time stopped": round(100 * self._still_s / whole_s),
-        }
+        share = round(100 * self._still_s / whole_s)
+        self.figures |= {"turns": self._turns, "processes": self._most, "percent of the time stopped": share}
 
 
 class Squeeze:
@@ -112,7 +110,7 @@ class Squeeze:
     async def keep_up(self) -> None:
         with contextlib.suppress(LookupError, FileNotFoundError), MemoryShortage.of(self._environment) as shortage:
             while True:
-                self.figures = {"killed": shortage.killed(), "times refused": shortage.refused()}
+                self.figures |= {"killed": shortage.killed(), "times refused": shortage.refused()}
                 self.felt = self.felt or shortage.killed() > 0 < shortage.refused()
                 if not self.felt:
                     shortage.tighten()
@@ -138,7 +136,7 @@ class FullDisk:
                             os.posix_fallocate(file.fileno(), taken, piece)
                             taken += piece
                             await asyncio.sleep(0)
-                self.figures = {"MiB taken": taken >> 20, "bytes left": _room(file.fileno())}
+                self.figures |= {"MiB taken": taken >> 20, "bytes left": _room(file.fileno())}
                 self.felt = self.felt or self.figures["bytes left"] < _PIECES[-1]
                 await asyncio.sleep(LOOK_S)
 

@@ -146,7 +146,7 @@ class Striker:
             elif fault.kind in MESSAGE_KINDS:
                 await self._hit_messages(fault, strike)
             else:
-                follow = self._bear(fault, strike, *await self._press(fault, strike), self._counters())
+                follow = self._bear(fault, strike, await self._press(fault, strike), self._counters())
             self.strikes.append(strike)
             self.never.pop(str(fault), None)
             if follow is not None:
@@ -183,7 +183,7 @@ class Striker:
                 if fault.process in SANDBOX_ROLES:
                     found = self._sandbox(process.pid, fault.process)
                     return psutil.Process(draw.choice(found)) if found else None
-                if fault.kind == "squeeze" and not self._sandbox(process.pid, "zygote"):
+                if fault.kind == "squeeze" and not self._sandbox(process.pid, "jail"):
                     return None  # it has run nothing yet
                 if fault.process == "raylet":  # not ours: this process, and with it the run, would end with it
                     away = self._stage.node(ref) != self._stage.own_node
@@ -191,7 +191,7 @@ class Striker:
                 return process
         return None
 
-    async def _press(self, fault: ActorFault, strike: Strike) -> tuple[Pressure, asyncio.Task[None]]:
+    async def _press(self, fault: ActorFault, strike: Strike) -> asyncio.Task[None]:
         """Begin with what holds for some time, and wait until it is felt, or its target has gone."""
         pressure = self._pressure(fault, strike)
         task = asyncio.ensure_future(pressure.keep_up())
@@ -200,9 +200,9 @@ class Striker:
         await _until(lambda: pressure.felt or task.done(), LOOK_S / 2)
         if task.done():
             task.result()  # it may have failed
-        strike.confirmed = pressure.felt
+        strike.confirmed, strike.figures = pressure.felt, pressure.figures
         strike.confirmed_s = self._now() - strike.at_s
-        return pressure, task
+        return task
 
     def _pressure(self, fault: ActorFault, strike: Strike) -> Pressure:
         if fault.kind == "fill":
@@ -238,19 +238,19 @@ class Striker:
         await self._note_recovery(strike, before)
 
     async def _bear(
-        self, fault: ActorFault, strike: Strike, pressure: Pressure, task: asyncio.Task[None], before: dict[str, int]
+        self, fault: ActorFault, strike: Strike, pressing: asyncio.Task[None], before: dict[str, int]
     ) -> None:
         """Let a pressure go when its time is over, wait for the recovery, and note what it took."""
-        await asyncio.wait([task], timeout=fault.seconds)
-        if task.cancelled():
-            strike.outcome = "until the end"
-        elif task.done():
-            task.result()  # it may have failed
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        strike.figures = pressure.figures
-        if strike.outcome != "until the end":
-            await self._note_recovery(strike, before)
+        strike.outcome = "until the end"  # unless its time is over before
+        await asyncio.wait([pressing], timeout=fault.seconds)
+        if pressing.cancelled():
+            return
+        strike.outcome = "not recovered"
+        if pressing.done():
+            pressing.result()  # it may have failed
+        pressing.cancel()
+        await asyncio.gather(pressing, return_exceptions=True)
+        await self._note_recovery(strike, before)
 
     async def _note_recovery(self, strike: Strike, before: dict[str, int]) -> None:
         while not self._is_back(strike):
