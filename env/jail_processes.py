@@ -41,6 +41,15 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         pass
 
 
+def set_out_of_memory_score(pid: int, score: int) -> None:
+    """proc_pid_oom_score_adj(5); without effect where we may not, or if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"%d" % score)
+    except OSError:
+        pass  # a call out of memory may then cost its zygote, which is replaced
+
+
 def children_of(pid: int) -> list[int]:
     """Direct children of a process that has one thread."""
     try:

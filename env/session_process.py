@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable
 
 from env.jail_link import Link, Said
-from env.jail_processes import STARTS_WITHIN_S, is_ending
+from env.jail_processes import STARTS_WITHIN_S, is_ending, set_out_of_memory_score
 from env.session_room import Room, Rooms, resident_bytes, signal_all
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended
-from env.zygote_jail import set_out_of_memory_score
 
 _TELLS_WITHIN_S = 0.5
 """After a session's process has ended, its keeper tells how."""

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from env import cgroups
 from env.jail_link import Said
-from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send, set_out_of_memory_score
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
-from env.zygote_jail import Zygote, ZygoteJail, set_out_of_memory_score
+from env.zygote_jail import Zygote, ZygoteJail
 
 _FILTERED = 2
 """SECCOMP_MODE_FILTER."""

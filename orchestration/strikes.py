@@ -3,7 +3,7 @@
 Invariants:
 - a fault hits a process that is there: it waits for one, and `Strike` holds what proves it (pid and start time before;
   gone, or stopped, after); one that is meant for messages waits for these, one that takes memory until something asks
-  for it, and they happen again only after that;
+  for it, and they happen again only after that; what lasts happens again only when it is over;
 - what is stopped is let go on again, what is taken is given back, also when the drill ends early;
 - a recovery ends when the actor runs again (of a sandbox's process: when the environment has had a newer one, or needs
   none).
@@ -26,7 +26,7 @@ from typing import Literal
 import psutil
 
 from actors.system.actor import ActorRef, seed_for
-from actors.system.actor_faults import MESSAGE_KINDS, SANDBOX_ROLES, ActorFault, ActorFaultPlan
+from actors.system.actor_faults import LASTING_KINDS, MESSAGE_KINDS, SANDBOX_ROLES, ActorFault, ActorFaultPlan
 from actors.system.links import PeerDied, PeerUnreachable
 from actors.system.ray_stage import RayStage
 from env import cgroups
@@ -153,7 +153,7 @@ class Striker:
                 self._recoveries.append(asyncio.ensure_future(follow))
             if fault.every is None:
                 return
-            due = max(due + fault.every, self._now())
+            due = max(due + fault.every, self._now() + (fault.seconds if fault.kind in LASTING_KINDS else 0.0))
 
     async def _strike(self, fault: ActorFault, draw: random.Random) -> Strike:
         """Wait for a target, and hit it if a signal does."""
