@@ -88,7 +88,7 @@ class ActorFault(BaseModel):
             actors = [name for name in actors if fnmatchcase(name, ENVIRONMENTS)]
         fitting = [name for name in actors if fnmatchcase(name, self.actor)]
         if not fitting:
-            raise ValueError(f"a fault is meant for {self.actor!r}, but the actors are {', '.join(actors)}")
+            raise ValueError(f"a fault is meant for {self.actor!r}, but those that it may hit are {', '.join(actors)}")
         return fitting
 
     def __str__(self) -> str:

@@ -210,9 +210,9 @@ async def test_a_squeezed_sandbox_is_seen_killed_in_and_has_its_memory_back(tmp_
     ("fault", "wrong"),
     [
         (ActorFault(kind="lose", at=0, actor="learner"), "no message is lost for good; use drop"),
-        (ActorFault(kind="kill", at=0, actor="learner", process="jail"), "the actors are environment-0"),
-        (ActorFault(kind="squeeze", at=0, actor="learner"), "the actors are environment-0"),
-        (ActorFault(kind="freeze", at=0, actor="nobody"), "the actors are learner, environment-0"),
+        (ActorFault(kind="kill", at=0, actor="learner", process="jail"), "those that it may hit are environment-0"),
+        (ActorFault(kind="squeeze", at=0, actor="learner"), "those that it may hit are environment-0"),
+        (ActorFault(kind="freeze", at=0, actor="nobody"), "those that it may hit are learner, environment-0"),
         (ActorFault(kind="fill", at=0), "on a file system that others use"),
     ],
     ids=lambda value: value.kind if isinstance(value, ActorFault) else "",
