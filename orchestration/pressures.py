@@ -109,9 +109,10 @@ class Squeeze:
 
     async def keep_up(self) -> None:
         with contextlib.suppress(LookupError, FileNotFoundError), MemoryShortage.of(self._environment) as shortage:
-            while True:
-                self.figures |= {"killed": shortage.killed(), "times refused": shortage.refused()}
-                self.felt = self.felt or shortage.killed() > 0 < shortage.refused()
+            while psutil.pid_exists(self._environment):
+                now = {"killed": shortage.killed(), "times refused": shortage.refused()}
+                self.figures |= {what: max(count, self.figures.get(what, 0)) for what, count in now.items()}
+                self.felt = self.felt or min(now.values()) > 0
                 if not self.felt:
                     shortage.tighten()
                 await asyncio.sleep(LOOK_S)
