@@ -58,7 +58,7 @@ class DrillReport:
     wall_seconds: float = 0.0
     strikes: list[dict[str, Any]] = field(default_factory=list)
     hit: dict[str, int] = field(default_factory=dict)
-    """`KIND PROCESS of ACTOR` -> how many times, each confirmed."""
+    """`KIND PROCESS of ACTOR` (`KIND ACTOR` for its own process) -> how many times, each confirmed."""
     retried: dict[str, int] = field(default_factory=dict)
     """What was done again in all of the run."""
     deaths: dict[str, int] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class RayDrill:
         report.faults += summary.get("set_aside", [])
         report.strikes = [asdict(each) for each in self._strikes]
         sure = [each for each in self._strikes if each.confirmed]
-        report.hit = dict(Counter(f"{each.kind} {each.process} of {each.actor}" for each in sure))
+        report.hit = dict(Counter(f"{each.kind} {each.whom}" for each in sure))
         report.retried = self._tally.counts()
         report.faults += [f"{each.fault}: not recovered" for each in self._strikes if each.outcome == "not recovered"]
         report.faults += [f"{fault}: never happened" for fault in self._never]

@@ -80,6 +80,11 @@ class Strike:
     """What was done again, by whom it may concern, from the signal until shortly after the recovery. Faults that
     overlap share these."""
 
+    @property
+    def whom(self) -> str:
+        """`jail of environment-1`, `learner`, `run folder`."""
+        return self.actor if self.process == "actor" else f"{self.process} of {self.actor}".removesuffix(" of ")
+
 
 class Striker:
     """Carries out a plan on a stage.

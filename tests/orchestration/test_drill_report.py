@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from actors.storage.checkpoints import write_checkpoint
 from actors.storage.disk import CannotWrite, writing
 from actors.storage.writer import ArchiveWriter
 from actors.system.actor_faults import ActorFaultPlan
+from orchestration.drill_commands import show
 from orchestration.ray_drill import DrillReport, RayDrill
 from orchestration.resume import CHECKPOINTS
 from orchestration.strikes import Strike
@@ -46,6 +49,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_that_a_full_disk_ends_has_passed_if_it_says_so_and_can_go_on(folder: Path) -> None:
     report = reported(folder, FULL, {"finished": False, "reason": reason(folder)})
     assert report.ended_as_it_must and report.passed, report.faults
+    assert report.hit == {"fill run folder": 1}
+    out = io.StringIO()
+    show(report, Console(file=out, width=300))
+    assert "fill run folder" in out.getvalue() and "as it must when its disk is full" in out.getvalue()
 
 
 def test_one_that_ends_for_anything_else_has_not(folder: Path) -> None:
