@@ -47,7 +47,7 @@ def drill(
     first: Annotated[int, typer.Option(help="--virtual: seed of the first plan.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train under faults: processes are killed and stopped as a plan says; then, do the books balance?
+    """Train under faults: processes are killed, stopped, slowed, out of memory as a plan says; do the books balance?
 
     With --virtual, seeded plans are run on the virtual stage; one that breaks the run is shrunk and printed.
     """
