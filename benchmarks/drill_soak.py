@@ -3,9 +3,9 @@
     python -m benchmarks.drill_soak                    # fifteen minutes on two cores
     python -m benchmarks.drill_soak --steps 20 --json  # shorter
 
-The drill's recipe with a last stage of many steps, real Ray, vLLM and nsjail. Processes of every kind are killed and
-stopped again and again, and messages delayed, dropped and doubled, at targets drawn from `--seed`; of each kind of
-actor one is left alive after the first minutes. Then:
+The drill's recipe with a last stage of many steps, real Ray, vLLM and nsjail. Processes of every kind are killed,
+stopped and slowed again and again, sandboxes get no memory, and messages are delayed, dropped and doubled, at targets
+drawn from `--seed`; of each kind of actor one is left alive after the first minutes. Then:
 
 - the run ends by itself, and its books balance as a drill's have to (docs/faults.md): nothing is left running or open;
 - no kind of actor grows: a line through its memory (what it has for itself alone) over the last quarter of the time has
@@ -53,6 +53,8 @@ ALWAYS = (
     ActorFault(kind="freeze", at=25, every=50, actor="environment-*", seconds=3),
     ActorFault(kind="freeze", at=80, every=110, actor="generator-*", seconds=4),
     ActorFault(kind="freeze", at=95, every=140, actor="balancer", seconds=2),
+    ActorFault(kind="slow", at=100, every=75, actor="*", seconds=5),
+    ActorFault(kind="squeeze", at=28, every=37, actor="environment-*", seconds=2),
     ActorFault(kind="delay", at=35, every=31, actor="*", messages=3, seconds=2),
     ActorFault(kind="drop", at=45, every=29, actor="*", messages=2),
     ActorFault(kind="double", at=55, every=23, actor="*", messages=5),

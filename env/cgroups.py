@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from env.jail_processes import children_of, kill
 from env.tool_call import Limits
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ OUR_PROCESSES = 4
 OUR_MEMORY = 12 << 20
 """Bytes that nsjail and init use, or zygotes beyond what they had when they were moved in."""
 _EMPTY_WITHIN_S = 5.0
+_SWAP = 4 << 20
+"""Bytes that a call may have in swap, on v1: more than the kernel asks for at once, so that it is memory's own limit at
+which it stops. How often it comes to that of both together is not counted by every kernel (not by 6.18)."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,11 @@ class Slot:
         self._peak = self._kept("memory.max_usage_in_bytes" if v1 else "memory.peak", os.O_RDWR)
         self._usage = self._kept("memory.usage_in_bytes" if v1 else "memory.current", os.O_RDONLY)
         self._events = self._kept("memory.oom_control" if v1 else "memory.events", os.O_RDONLY)
+        self._at_limit = self._kept("memory.failcnt", os.O_RDONLY) if v1 else self._events
+        self._owner_at_limit = self._kept("../memory.failcnt" if v1 else "../memory.events.local", os.O_RDONLY)
         self._limits: tuple[Limits, int] | None = None
         self._kills_before = 0
+        self._refusals_before = (0, 0)
         self._bytes_before = 0
 
     def _kept(self, name: str, flags: int) -> int:
@@ -202,6 +208,7 @@ class Slot:
         self._reset_peak()
         self._bytes_before = self._read(self._usage)
         self._kills_before = self._out_of_memory_kills()
+        self._refusals_before = self._refusals()
 
     def _set_limits(self, limits: Limits, our_processes: int) -> None:
         memory = limits.memory_bytes + OUR_MEMORY
@@ -213,7 +220,7 @@ class Slot:
         # with swap accounting the sum's limit may never be below the memory's: lift it, set, lower it
         self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", "-1")
         (self._memory / "memory.limit_in_bytes").write_text(str(memory))
-        self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", str(memory))
+        self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", str(memory + _SWAP))
 
     def _reset_peak(self) -> None:
         if self._peak >= 0:
@@ -237,9 +244,20 @@ class Slot:
         counts = dict(line.split() for line in os.pread(self._events, 1024, 0).splitlines())
         return int(counts.get(b"oom_kill", 0))
 
+    def _refusals(self) -> tuple[int, int]:
+        """How often memory was refused because this cgroup was at its limit, and because all of our cgroups were."""
+        return refusals(self._at_limit), refusals(self._owner_at_limit)
+
     def out_of_memory(self) -> bool:
         """Whether the kernel killed a process of this call for memory."""
         return self._out_of_memory_kills() > self._kills_before
+
+    def starved(self) -> bool:
+        """Whether this call was killed for memory, or refused it, though it never came to its own limit: the machine
+        has none left, or the cgroup that all calls of this process are in.
+        """
+        own, owner = (now - before for now, before in zip(self._refusals(), self._refusals_before, strict=True))
+        return not own and (owner > 0 or self.out_of_memory())
 
     def peak_bytes(self) -> int:
         """Most memory that the call held at once, as far as the kernel tells."""
@@ -267,7 +285,7 @@ class Slot:
 
     def close(self) -> None:
         """Remove the cgroup; the slot's thread must have ended."""
-        for descriptor in (self._peak, self._usage, self._events):
+        for descriptor in {self._peak, self._usage, self._events, self._at_limit, self._owner_at_limit}:
             if descriptor >= 0:
                 os.close(descriptor)
         for folder in self._folders:
@@ -276,12 +294,10 @@ class Slot:
             _remove_if_empty(folder.parent.parent)
 
 
-def children_of(pid: int) -> list[int]:
-    """Direct children of a process that has one thread."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+def refusals(descriptor: int) -> int:
+    """How often a cgroup was at its limit when memory was asked for, as a `failcnt` or v2 `events` file says."""
+    text = os.pread(descriptor, 1024, 0) if descriptor >= 0 else b"0"
+    return int(text) if text.strip().isdigit() else int(dict(line.split() for line in text.splitlines())[b"max"])
 
 
 def _remove(folder: Path) -> None:
@@ -298,17 +314,9 @@ def _remove(folder: Path) -> None:
                 logger.warning("cgroup %s could not be removed: %s", folder, error)
                 return
         for pid in (folder / "cgroup.procs").read_text().split():
-            if int(pid) != os.getpid():  # 0 is a process of another pid namespace
-                _kill(int(pid))
+            if int(pid) not in (0, os.getpid()):  # 0 is a process of another pid namespace
+                kill(int(pid))
         time.sleep(0.005)
-
-
-def _kill(pid: int) -> None:
-    try:
-        if pid > 0:
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -41,6 +41,23 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         pass
 
 
+def set_out_of_memory_score(pid: int, score: int) -> None:
+    """proc_pid_oom_score_adj(5); without effect where we may not, or if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"%d" % score)
+    except OSError:
+        pass  # a call out of memory may then cost its zygote, which is replaced
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of a process that has one thread."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def pid_of(pidfd: int) -> int:
     """-1 when the process has been reaped."""
     fields = Path(f"/proc/self/fdinfo/{pidfd}").read_text().split()

@@ -16,8 +16,8 @@ import os
 import signal
 import time
 
-from env import cgroups, jail, runner
-from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, hurry_nsjail, kill, reap, send
+from env import jail, runner
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, children_of, hurry_nsjail, kill, reap, send
 from env.launch import Lane
 from env.streams import Stream, sealed
 from env.tool_call import Limits
@@ -164,7 +164,7 @@ class JailedProcess:
         self._cause = self._cause or cause
         if self._pidfd < 0 or self._exited.is_set() or self._reaped:
             return
-        children = cgroups.children_of(self._pid)
+        children = children_of(self._pid)
         for child in children:  # init: the kernel ends its namespace with it, and nsjail ends by itself
             kill(child)
         if not children:
@@ -176,9 +176,9 @@ class JailedProcess:
         now = time.monotonic_ns()
         ended_ns = self._ended[1] if self._ended else now
         wall = (ended_ns - self._started_ns) / 1e9 if self._started_ns else 0.0
-        out_of_memory = False
+        out_of_memory = starved = False
         if self._lane.cgroup is not None:
-            out_of_memory = self._lane.cgroup.out_of_memory()
+            out_of_memory, starved = self._lane.cgroup.out_of_memory(), self._lane.cgroup.starved()
             peak = max(peak, self._lane.cgroup.peak_bytes())
         return Ended(
             stdout=bytes(out.kept),
@@ -188,6 +188,7 @@ class JailedProcess:
             wait_status=self._ended[0] if self._ended else None,
             cause=settled(self._cause, self._limits, wall, self._ended is not None),
             out_of_memory=out_of_memory,
+            starved=starved,
             wall_seconds=wall,
             cpu_seconds=cpu_seconds,
             peak_bytes=peak,

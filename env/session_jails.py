@@ -12,7 +12,7 @@ import signal
 from env import cgroups, jail, runner
 from env.image import Image
 from env.jail_link import Link
-from env.jail_processes import ended, hurry_nsjail, kill, reap, send
+from env.jail_processes import children_of, ended, hurry_nsjail, kill, reap, send
 from env.jailed_process import runner_descriptor
 from env.launch import Lane, Nsjail
 from env.session_room import KEEPER, Room, server_program
@@ -66,7 +66,7 @@ class _JailRoom:
 
     def admit(self, pid: int) -> None:
         """It was started under the room's limits. That it talks means that init is there. Raises `OSError`."""
-        self.init = next(iter(cgroups.children_of(self._pid)), 0)
+        self.init = next(iter(children_of(self._pid)), 0)
         if not self.init:
             raise ProcessLookupError("the jail ended as it started")
         self.init_pidfd = os.pidfd_open(self.init)
@@ -79,7 +79,7 @@ class _JailRoom:
         if self.init_pidfd >= 0:
             send(self.init_pidfd, signal.SIGKILL)
             return
-        for child in cgroups.children_of(self._pid) if self._pid else ():
+        for child in children_of(self._pid) if self._pid else ():
             kill(child)
 
     async def end(self) -> str:

@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable
 
 from env.jail_link import Link, Said
-from env.jail_processes import STARTS_WITHIN_S, is_ending
+from env.jail_processes import STARTS_WITHIN_S, is_ending, set_out_of_memory_score
 from env.session_room import Room, Rooms, resident_bytes, signal_all
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended
-from env.zygote_jail import set_out_of_memory_score
 
 _TELLS_WITHIN_S = 0.5
 """After a session's process has ended, its keeper tells how."""
@@ -134,6 +133,7 @@ class SessionProcess:
             self._kill("output_limit")
         slot = self._room.slot
         out_of_memory = slot is not None and slot.out_of_memory()
+        starved = slot is not None and slot.starved()
         exit_code, cpu_us, largest_kib = self._done or (0, 0, 0)
         peak = slot.peak_bytes() if slot is not None else (largest_kib - self._baseline_kib) * 1024
         log = ""
@@ -149,6 +149,7 @@ class SessionProcess:
             wait_status=self._wait_status if self._done is None else exit_code << 8,
             cause=self._cause,
             out_of_memory=out_of_memory,
+            starved=starved,
             wall_seconds=wall,
             cpu_seconds=cpu_us / 1e6,
             peak_bytes=max(0, peak),

@@ -3,7 +3,8 @@
 Invariants:
 - the verdict comes from init's own report, the kernel's out-of-memory count and what we did ourselves, never from what
   the program wrote (a traceback's last line tells a `MemoryError` from other errors, and changes no blame);
-- limits come before what the program itself did: they explain it.
+- limits come before what the program itself did: they explain it;
+- a program that was refused memory within its limit has not failed: whatever came of it is the sandbox's failure.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Ended:
     cause: Cause
     """Why we ended it, if we did."""
     out_of_memory: bool
+    """Whether the kernel killed for memory."""
+    starved: bool
+    """Whether it did so, or refused memory, though the call was within its limit."""
     wall_seconds: float
     cpu_seconds: float
     peak_bytes: int
@@ -81,6 +85,8 @@ def _judge(limits: Limits, ended: Ended) -> tuple[Status, str]:
         return "sandbox_failure", "The call was given up while it ran."
     if ended.stdout_truncated or ended.stderr_truncated:
         return "output_limit", f"The program wrote more than its limit of {limits.output_bytes} bytes."
+    if ended.starved and code != 0:
+        return "sandbox_failure", "The machine was out of memory, and refused the program what it may have."
     if ended.out_of_memory and code != 0:
         return "memory", memory
     if ended.cause == "timeout":

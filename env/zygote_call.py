@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from env import cgroups
 from env.jail_link import Said
-from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send
+from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, is_ending, send, set_out_of_memory_score
 from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.verdict import Cause, Ended, settled
-from env.zygote_jail import Zygote, ZygoteJail, set_out_of_memory_score
+from env.zygote_jail import Zygote, ZygoteJail
 
 _FILTERED = 2
 """SECCOMP_MODE_FILTER."""
@@ -200,9 +200,10 @@ class ZygoteCall:
         told = self._ended and self._started and self._cause != "start" and not self._lost_init
         wait_status = self._ended.numbers[0] if self._ended and told else None
         cpu_us = (self._ended.numbers[2] if self._ended else 0) + (self._room_cpu_us or 0)
-        out_of_memory = False
+        out_of_memory = starved = False
         if self._slot is not None:
-            out_of_memory, peak = self._slot.out_of_memory(), self._slot.peak_bytes()
+            out_of_memory, starved = self._slot.out_of_memory(), self._slot.starved()
+            peak = self._slot.peak_bytes()
             self._confirmed.memory_limit += self._slot.holds(self._zygote.pid)
         else:
             peak = (self._ended.numbers[3] - self._started.numbers[6]) * 1024 if self._ended and self._started else 0
@@ -215,6 +216,7 @@ class ZygoteCall:
             wait_status=wait_status,
             cause=settled(self._cause, self._limits, wall, wait_status is not None),
             out_of_memory=out_of_memory,
+            starved=starved,
             wall_seconds=wall,
             cpu_seconds=cpu_us / 1e6,
             peak_bytes=max(0, peak),

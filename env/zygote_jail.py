@@ -20,7 +20,7 @@ from typing import Protocol
 from env import cgroups, jail, zygote
 from env.huge_pages import use_huge_pages
 from env.jail_link import Link, Said
-from env.jail_processes import STARTS_WITHIN_S, hurry_nsjail, reap, send
+from env.jail_processes import STARTS_WITHIN_S, hurry_nsjail, reap, send, set_out_of_memory_score
 from env.launch import Lane, Nsjail
 from env.streams import Stream
 from env.tool_call import Limits
@@ -196,8 +196,14 @@ class ZygoteJail:
         os.close(handle)
 
     def _lose_zygote(self, handle: int) -> None:
-        asyncio.get_running_loop().remove_reader(handle)
-        if self._growing is None:  # one that can't import its library says so and ends
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(handle)
+        loop.call_soon(self._lose_after_last_words, self._growing)  # which may be read in this turn of the loop
+
+    def _lose_after_last_words(self, growing: asyncio.Future[None] | None) -> None:
+        """A zygote has ended. One that can't import its library says so before; one that was killed does not."""
+        said_why = growing is not None and growing.done() and (growing.cancelled() or growing.exception() is not None)
+        if not said_why:
             self._lose("a zygote has ended")
 
     def _hear_zygote(self, said: Said) -> None:
@@ -338,12 +344,3 @@ def _address_space(pid: int) -> int:
 
 def _protect(pid: int) -> None:
     set_out_of_memory_score(pid, _PROTECTED)
-
-
-def set_out_of_memory_score(pid: int, score: int) -> None:
-    """proc_pid_oom_score_adj(5); without effect where we may not, or if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"%d" % score)
-    except OSError:
-        pass  # a call out of memory may then cost its zygote, which is replaced

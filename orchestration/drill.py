@@ -5,8 +5,8 @@ invariant kept, all rollouts accounted for, and not much later than the faults c
 the same both times, message for message.
 
 Killed are all actors but the director, which directs the run; the learner's death takes the run back to its
-beginning, since a drill keeps no checkpoints. All actors freeze, and get messages late, twice, after a resend; those
-of which there are several also lose some for good.
+beginning, since a drill keeps no checkpoints. All actors freeze, are slow, and get messages late, twice, after a
+resend; those of which there are several also lose some for good.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Drill:
         several += [f"environment-{index}" for index in range(ENVIRONMENTS)]
         several += [f"rollout-{index}" for index in range(ROLLOUTS)]
         mortal = [*several, "balancer", "archive", "learner"]
-        kinds: tuple[ActorFaultKind, ...] = ("kill", "freeze", "delay", "drop", "double", "lose")
+        kinds: tuple[ActorFaultKind, ...] = ("kill", "freeze", "slow", "delay", "drop", "double", "lose")
         actors = [*mortal, "director"]
         plan = ActorFaultPlan.draw(seed, actors=actors, until=self._calm_s, kinds=kinds, killable=mortal)
         kept = [fault for fault in plan.faults if fault.kind != "lose" or fault.actor in several]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
     from orchestration.ray_drill import DrillReport
 
-PROOFS = {"kill": "gone", "freeze": "stopped"}
+PROOFS = {"kill": "gone", "freeze": "stopped", "slow": "stopped", "squeeze": "killed", "fill": "full"}
 UNTIL_S = 120.0
 VIRTUAL_UNTIL_S = 60.0
 """About twice what the miniature takes without faults."""
@@ -47,7 +47,7 @@ def drill(
     first: Annotated[int, typer.Option(help="--virtual: seed of the first plan.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train under faults: processes are killed and stopped as a plan says; then, do the books balance?
+    """Train under faults: processes are killed, stopped, slowed, out of memory as a plan says; do the books balance?
 
     With --virtual, seeded plans are run on the virtual stage; one that breaks the run is shrunk and printed.
     """
@@ -69,21 +69,29 @@ def drill(
 
 
 def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
-    from actors.system.actor_faults import ActorFaultPlan
+    from actors.system.actor_faults import ActorFaultKind, ActorFaultPlan
+    from env.cgroups import find_hierarchy
 
     names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
     names.remove("director")  # its death is the run's end
-    return ActorFaultPlan.draw(
-        seed, actors=names, until=until, kinds=("kill", "kill", "freeze", "delay", "drop", "double")
-    )
+    kinds: list[ActorFaultKind] = ["kill", "kill", "freeze", "slow", "delay", "drop", "double"]
+    if find_hierarchy() is not None:
+        kinds.append("squeeze")
+    return ActorFaultPlan.draw(seed, actors=names, until=until, kinds=kinds)
 
 
 def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -> DrillReport:
     from orchestration.preflight import check
     from orchestration.ray_drill import RayDrill
+    from orchestration.strikes import check_plan
     from orchestration.training_run import run_training
 
     folder = Path(check(recipe, runs).folder)
+    names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
+    try:
+        check_plan(plan, names, folder)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
     console.print(f"the plan:\n{escape(str(plan))}", soft_wrap=True)
     exercise = RayDrill(recipe, folder, plan, seed)
     with held(folder):
@@ -127,10 +135,9 @@ def _virtual(plan: ActorFaultPlan, seed: int) -> ActorFaultPlan:
     from orchestration.drill import ENVIRONMENTS, GENERATORS, ROLLOUTS
 
     for fault in plan.faults:
-        if fault.process != "actor":
-            raise RecipeError(
-                f"{fault}: the virtual stage has no {fault.process}s; leave it out, or drill without --virtual"
-            )
+        lacks = {"squeeze": "sandbox", "fill": "disk"}.get(fault.kind, fault.process)
+        if lacks != "actor":
+            raise RecipeError(f"{fault}: the virtual stage has no {lacks}; leave it out, or drill without --virtual")
     try:
         return plan.spelled_out(seed, actors=_names(GENERATORS, ENVIRONMENTS, ROLLOUTS), until=VIRTUAL_UNTIL_S)
     except ValueError as error:
@@ -146,6 +153,8 @@ def _names(generators: int, environments: int, rollouts: int) -> list[str]:
 
 def show(report: DrillReport, out: Console) -> None:
     """The report as a table, and what is wrong below it."""
+    from orchestration.strikes import Strike
+
     table = Table(title="what was hit")
     for column in ("at", "what", "pid", "proof", "recovery", "done again meanwhile"):
         table.add_column(column)
@@ -153,11 +162,11 @@ def show(report: DrillReport, out: Console) -> None:
         proof = f"{PROOFS.get(each['kind'], 'hit')} after {each['confirmed_s'] or 0:.2f} s"
         recovery = each["outcome"] if each["recovery_s"] is None else f"{each['recovery_s']:.1f} s"
         again = ", ".join(f"{count} {what}" for what, count in each["retried"].items())
-        whom = each["actor"] if each["process"] == "actor" else f"{each['process']} of {each['actor']}"
+        proof += "".join(f", {count:g} {what}" for what, count in each["figures"].items())
         table.add_row(
             f"{each['at_s']:.1f} s",
-            f"{each['kind']} {whom}",
-            str(each["pid"]),
+            f"{each['kind']} {Strike(**each).whom}",
+            str(each["pid"] or ""),
             proof if each["confirmed"] else "NOT SEEN",
             recovery,
             again,
@@ -173,7 +182,9 @@ def show(report: DrillReport, out: Console) -> None:
     )
     for fault in report.faults:
         out.print(f"[bold red]books:[/] {escape(fault)}", soft_wrap=True)
-    if report.passed:
-        out.print("the run came to its end, and its books balance")
-    elif not report.finished:
+    if not report.finished:
         out.print(f"the run did not come to its end: {escape(report.reason)}", soft_wrap=True)
+    if report.ended_as_it_must:
+        out.print("as it must when its disk is full; greenroom train --resume goes on with it")
+    elif report.passed:
+        out.print("the run came to its end, and its books balance")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
@@ -18,6 +20,7 @@ from typing import Any
 
 from actors.messages import DescribeBalancer, DescribeEnvironment, DescribeGenerator, DescribeRollouts
 from actors.storage.check import check_archive
+from actors.storage.checkpoints import newest_checkpoint
 from actors.storage.frames import ArchiveError
 from actors.supervision import patiently
 from actors.system.actor import ActorError, ActorRef, Port
@@ -28,6 +31,7 @@ from env.host_state import cgroups_of, sandbox_processes
 from orchestration.books import books_fault
 from orchestration.cast import Cast
 from orchestration.recipe import Recipe
+from orchestration.resume import CHECKPOINTS
 from orchestration.run_folder import write_json
 from orchestration.strikes import Strike, Striker
 
@@ -49,10 +53,12 @@ class DrillReport:
     finished: bool = False
     reason: str = ""
     """Why the run ended early; empty if it did not."""
+    ended_as_it_must: bool = False
+    """Whether it ended early because the plan filled its disk, said so, and can be resumed."""
     wall_seconds: float = 0.0
     strikes: list[dict[str, Any]] = field(default_factory=list)
     hit: dict[str, int] = field(default_factory=dict)
-    """`KIND PROCESS of ACTOR` -> how many times, each confirmed."""
+    """`KIND PROCESS of ACTOR` (`KIND ACTOR` for its own process) -> how many times, each confirmed."""
     retried: dict[str, int] = field(default_factory=dict)
     """What was done again in all of the run."""
     deaths: dict[str, int] = field(default_factory=dict)
@@ -68,7 +74,7 @@ class DrillReport:
 
     @property
     def passed(self) -> bool:
-        return self.finished and not self.faults
+        return (self.finished or self.ended_as_it_must) and not self.faults
 
 
 class RayDrill:
@@ -94,7 +100,7 @@ class RayDrill:
     async def beside(self, stage: RayStage, cast: Cast) -> AsyncIterator[None]:
         """For `Training`: faults happen within, and the books are looked at when the run has come to its end."""
         names = [part.name for part in cast.parts()]
-        striker = Striker(stage, self._plan, names, self._seed, counters=self._tally.counts)
+        striker = Striker(stage, self._plan, names, self._seed, folder=self._folder, counters=self._tally.counts)
         self._strikes, self._never = striker.strikes, striker.never
         tasks = [asyncio.create_task(striker.run()), asyncio.create_task(self._watch(stage, cast))]
         try:
@@ -168,17 +174,25 @@ class RayDrill:
         report.faults += summary.get("set_aside", [])
         report.strikes = [asdict(each) for each in self._strikes]
         sure = [each for each in self._strikes if each.confirmed]
-        report.hit = dict(Counter(f"{each.kind} {each.process} of {each.actor}" for each in sure))
+        report.hit = dict(Counter(f"{each.kind} {each.whom}" for each in sure))
         report.retried = self._tally.counts()
         report.faults += [f"{each.fault}: not recovered" for each in self._strikes if each.outcome == "not recovered"]
         report.faults += [f"{fault}: never happened" for fault in self._never]
         self._look_at_archive(report)
+        report.ended_as_it_must = self._ended_for_a_full_disk()
         left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in self._environments if pid)
         if left:
             report.faults.append(f"{left} processes and cgroups of sandboxes were left behind")
         with contextlib.suppress(OSError):  # the disk may be what was hit; the report is returned in any case
             write_json(self._folder / REPORT_FILE, asdict(report) | {"passed": report.passed})
         return report
+
+    def _ended_for_a_full_disk(self) -> bool:
+        full = any(each.kind == "fill" and each.confirmed for each in self._strikes)
+        said = os.strerror(errno.ENOSPC) in self._report.reason
+        return (
+            not self._report.finished and full and said and newest_checkpoint(self._folder / CHECKPOINTS)[0] is not None
+        )
 
     def _look_at_archive(self, report: DrillReport) -> None:
         try:

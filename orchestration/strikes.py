@@ -2,8 +2,9 @@
 
 Invariants:
 - a fault hits a process that is there: it waits for one, and `Strike` holds what proves it (pid and start time before;
-  gone, or stopped, after); one that is meant for messages waits for these, and happens again only after that;
-- what is stopped is let go on again, also when the drill ends early;
+  gone, or stopped, after); one that is meant for messages waits for these, one that takes memory until something asks
+  for it, and they happen again only after that; what lasts happens again only when it is over;
+- what is stopped is let go on again, what is taken is given back, also when the drill ends early;
 - a recovery ends when the actor runs again (of a sandbox's process: when the environment has had a newer one, or needs
   none).
 """
@@ -12,21 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from actors.system.actor import ActorRef, seed_for
-from actors.system.actor_faults import ActorFault, ActorFaultPlan
+from actors.system.actor_faults import LASTING_KINDS, MESSAGE_KINDS, SANDBOX_ROLES, ActorFault, ActorFaultPlan
 from actors.system.links import PeerDied, PeerUnreachable
 from actors.system.ray_stage import RayStage
+from env import cgroups
 from env.host_state import SandboxProcess, sandbox_processes
+from orchestration.pressures import FullDisk, Pressure, Slowness, Squeeze, own_file_system
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 SANDBOX_LOOK_S = 0.5
@@ -36,9 +43,10 @@ SETTLE_S = 1.0
 SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-REAL_KINDS = (*SIGNALS, "delay", "drop", "double")
+VIRTUAL_KINDS = ("lose",)
 
-type Outcome = Literal["recovered", "not needed again", "not recovered"]
+type Outcome = Literal["recovered", "not needed again", "until the end", "not recovered"]
+"""`until the end`: it held when the run came to its end, or ended early."""
 
 
 @dataclass(slots=True)
@@ -59,9 +67,12 @@ class Strike:
     incarnation: int = 0
     """Of the actor, when it was hit."""
     confirmed: bool = False
-    """Whether the process was seen before, and gone (or stopped) after; of messages, whether they were hit."""
+    """Whether the process was seen before, and gone (or stopped) after; of messages, whether they were hit; of memory,
+    whether it was refused and something was killed for it; of a disk, whether it was full."""
     confirmed_s: float | None = None
     """After the signal."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Of what held for some time (`orchestration.pressures`)."""
     outcome: Outcome = "not recovered"
     recovery_s: float | None = None
     """From the signal until it was made good."""
@@ -69,11 +80,17 @@ class Strike:
     """What was done again, by whom it may concern, from the signal until shortly after the recovery. Faults that
     overlap share these."""
 
+    @property
+    def whom(self) -> str:
+        """`jail of environment-1`, `learner`, `run folder`."""
+        return self.actor if self.process == "actor" else f"{self.process} of {self.actor}".removesuffix(" of ")
+
 
 class Striker:
     """Carries out a plan on a stage.
 
     Args:
+        folder: the run's.
         counters: what has been done again so far, by name; numbers only rise.
     """
 
@@ -84,22 +101,19 @@ class Striker:
         actors: list[str],
         seed: int,
         *,
+        folder: Path,
         counters: Callable[[], dict[str, int]],
     ) -> None:
-        """Raises `ValueError` for faults that are not of this stage, or fit nobody."""
-        for fault in plan.faults:
-            if fault.kind not in REAL_KINDS:
-                kinds = ", ".join(REAL_KINDS)
-                raise ValueError(f"{fault}: on Ray there are the kinds {kinds}; drill it with --virtual")
-            if fault.kind not in SIGNALS and fault.process != "actor":
-                raise ValueError(f"{fault}: only actors get messages; leave `process` out")
-            fault.candidates(actors)
+        """Raises `ValueError` as `check_plan` does."""
+        check_plan(plan, actors, folder)
+        self._folder = folder
         self._stage, self._plan, self._actors, self._seed = stage, plan, actors, seed
         self._counters = counters
         self._began = asyncio.get_running_loop().time()
         self._stopped: dict[int, float] = {}
         self._looks: dict[int, tuple[float, list[SandboxProcess]]] = {}
         self._recoveries: list[asyncio.Task[None]] = []
+        self._pressing: set[asyncio.Task[None]] = set()
         self.strikes: list[Strike] = []
         self.never = dict.fromkeys(map(str, plan.faults))
         """Faults that have not happened (yet)."""
@@ -110,6 +124,9 @@ class Striker:
             await asyncio.gather(*[self._carry_out(index, fault) for index, fault in enumerate(self._plan.faults)])
             await asyncio.Event().wait()
         finally:
+            for task in self._pressing:
+                task.cancel()
+            await asyncio.gather(*self._pressing, return_exceptions=True)
             for pid, started in self._stopped.items():
                 _signal(pid, started, signal.SIGCONT)
 
@@ -119,25 +136,34 @@ class Striker:
             await asyncio.wait(self._recoveries, timeout=patience_s)
         for task in self._recoveries:
             task.cancel()
-        await asyncio.gather(*self._recoveries, return_exceptions=True)
+        for outcome in await asyncio.gather(*self._recoveries, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.error("a fault could not be followed", exc_info=outcome)
 
     async def _carry_out(self, index: int, fault: ActorFault) -> None:
         draw, due = random.Random(seed_for(self._seed, f"fault-{index}")), fault.at
         while True:
             await asyncio.sleep(max(0.0, due - self._now()))
             strike = await self._strike(fault, draw)
-            if fault.kind not in SIGNALS:
+            follow = None
+            if fault.kind in SIGNALS:
+                follow = self._follow(fault, strike, self._counters())
+            elif fault.kind in MESSAGE_KINDS:
                 await self._hit_messages(fault, strike)
+            else:
+                follow = self._bear(fault, strike, await self._press(fault, strike), self._counters())
             self.strikes.append(strike)
             self.never.pop(str(fault), None)
-            if fault.kind in SIGNALS:
-                self._recoveries.append(asyncio.ensure_future(self._follow(fault, strike, self._counters())))
+            if follow is not None:
+                self._recoveries.append(asyncio.ensure_future(follow))
             if fault.every is None:
                 return
-            due = max(due + fault.every, self._now())
+            due = max(due + fault.every, self._now() + (fault.seconds if fault.kind in LASTING_KINDS else 0.0))
 
     async def _strike(self, fault: ActorFault, draw: random.Random) -> Strike:
-        """Wait for a target, and hit it."""
+        """Wait for a target, and hit it if a signal does."""
+        if fault.kind == "fill":
+            return Strike(str(fault), fault.kind, "", "run folder", self._now(), hit_at=time.time())
         while True:
             name = draw.choice(fault.candidates(self._actors))
             process = self._find(fault, name, draw)
@@ -158,18 +184,51 @@ class Striker:
         ref = ActorRef(name)
         with contextlib.suppress(LookupError, psutil.NoSuchProcess):
             if self._stage.runs(ref):
-                pid = self._stage.pid(ref)
-                if fault.process == "actor":
-                    return psutil.Process(pid)
-                found = self._sandbox(pid, fault.process)
-                return psutil.Process(draw.choice(found)) if found else None
+                process = psutil.Process(self._stage.pid(ref))
+                if fault.process in SANDBOX_ROLES:
+                    found = self._sandbox(process.pid, fault.process)
+                    return psutil.Process(draw.choice(found)) if found else None
+                if fault.kind == "squeeze" and not self._sandbox(process.pid, "jail"):
+                    return None  # it has run nothing yet
+                if fault.process == "raylet":  # not ours: this process, and with it the run, would end with it
+                    away = self._stage.node(ref) != self._stage.own_node
+                    return next((each for each in process.parents() if away and each.name() == "raylet"), None)
+                return process
         return None
+
+    async def _press(self, fault: ActorFault, strike: Strike) -> asyncio.Task[None]:
+        """Begin with what holds for some time, and wait until it is felt, or its target has gone."""
+        pressure = self._pressure(fault, strike)
+        task = asyncio.ensure_future(pressure.keep_up())
+        self._pressing.add(task)
+        task.add_done_callback(self._pressing.discard)
+        await _until(lambda: pressure.felt or task.done(), LOOK_S / 2)
+        if task.done():
+            task.result()  # it may have failed
+        strike.confirmed, strike.figures = pressure.felt, pressure.figures
+        strike.confirmed_s = self._now() - strike.at_s
+        return task
+
+    def _pressure(self, fault: ActorFault, strike: Strike) -> Pressure:
+        if fault.kind == "fill":
+            return FullDisk(self._folder)
+        if fault.kind == "squeeze":
+            return Squeeze(strike.pid)
+        return Slowness(self._slow(fault, strike), fault.times, self._stopped)
+
+    def _slow(self, fault: ActorFault, strike: Strike) -> Callable[[], list[int]]:
+        """Who is to be slow now: the process that was hit, or all that play on its node, whoever plays them now."""
+        if fault.process == "actor":
+            return lambda: [strike.pid] if _status(strike.pid, strike.process_started) is not None else []
+        node = self._stage.node(ActorRef(strike.actor))
+        refs = [ref for ref in map(ActorRef, self._actors) if self._stage.node(ref) == node]
+        return lambda: [self._stage.pid(ref) for ref in refs if self._stage.runs(ref)]
 
     # --- recovery ---------------------------------------------------------------------------------
 
     async def _hit_messages(self, fault: ActorFault, strike: Strike) -> None:
         """Wait until an actor has got as many frames as are to be hit: it may be one that is told little."""
-        assert fault.kind in ("delay", "drop", "double"), fault
+        assert fault.kind == "delay" or fault.kind == "drop" or fault.kind == "double", fault
         with contextlib.suppress(PeerDied, PeerUnreachable):  # another fault killed it: no frames are left to hit
             await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
             strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
@@ -181,8 +240,26 @@ class Striker:
         strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
         if fault.kind == "freeze":
             await self._thaw(fault, strike)
+        await self._note_recovery(strike, before)
+
+    async def _bear(
+        self, fault: ActorFault, strike: Strike, pressing: asyncio.Task[None], before: dict[str, int]
+    ) -> None:
+        """Let a pressure go when its time is over, wait for the recovery, and note what it took."""
+        strike.outcome = "until the end"  # unless its time is over before
+        await asyncio.wait([pressing], timeout=fault.seconds)
+        if pressing.cancelled():
+            return
+        strike.outcome = "not recovered"
+        if pressing.done():
+            pressing.result()  # it may have failed
+        pressing.cancel()
+        await asyncio.gather(pressing, return_exceptions=True)
+        await self._note_recovery(strike, before)
+
+    async def _note_recovery(self, strike: Strike, before: dict[str, int]) -> None:
         while not self._is_back(strike):
-            if strike.process != "actor" and self._now() - strike.at_s > SANDBOX_RECOVERY_S:
+            if strike.process in SANDBOX_ROLES and self._now() - strike.at_s > SANDBOX_RECOVERY_S:
                 strike.outcome = "not needed again"
                 return
             await asyncio.sleep(LOOK_S)
@@ -201,8 +278,10 @@ class Striker:
         self._stopped.pop(strike.pid, None)
 
     def _is_back(self, strike: Strike) -> bool:
+        if strike.kind == "fill":
+            return True  # its room was given back
         ref = ActorRef(strike.actor)
-        if strike.process == "actor":
+        if strike.process not in SANDBOX_ROLES:
             same = _status(strike.pid, strike.process_started) is not None
             return self._stage.runs(ref) and (same or self._stage.incarnation(ref) > strike.incarnation)
         if not self._stage.runs(ref):
@@ -220,6 +299,21 @@ class Striker:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._began
+
+
+def check_plan(plan: ActorFaultPlan, actors: list[str], folder: Path) -> None:
+    """Raises `ValueError` for faults that can't be done for real, here, to these actors or to a run in this folder."""
+    for fault in plan.faults:
+        if fault.kind in VIRTUAL_KINDS:
+            raise ValueError(f"{fault}: on Ray no message is lost for good; use drop, or drill it with --virtual")
+        if fault.kind == "fill":
+            own_file_system(folder)
+            continue
+        fault.candidates(actors)
+        if fault.kind == "squeeze" and cgroups.find_hierarchy() is None:
+            raise ValueError(
+                f"{fault}: this host lets us make no cgroups, so no sandbox's memory can be taken; leave it out"
+            )
 
 
 async def _until(condition: Callable[[], bool], look_s: float) -> None:

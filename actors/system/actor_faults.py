@@ -10,23 +10,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from actors.system.actor import seed_for
 
 ActorFaultKind = Literal[
     "kill",  # the actor's process ends; the stage restarts it if its part allows
     "freeze",  # the actor hears and says nothing for `seconds`
+    "slow",  # for `seconds`, the actor and all below it run only one turn in `times`
     "delay",  # messages to the actor arrive `seconds` later; those behind them in the lane wait
     "drop",  # frames to the actor are lost, and sent again by the mailbox
     "double",  # the actor gets messages twice, as after a resend
     "lose",  # messages to the actor never arrive: asks fail with `ActorLost` when the mailbox gives up
+    "squeeze",  # an environment's sandbox gets no more memory, so that the kernel kills in it
+    "fill",  # the file system of the run's folder is full
 ]
+SandboxRole = Literal["jail", "init", "zygote", "program"]
+ProcessRole = Literal["actor", SandboxRole, "node", "raylet"]
 
-
-ProcessRole = Literal["actor", "jail", "init", "zygote", "program"]
+SANDBOX_ROLES: tuple[ProcessRole, ...] = get_args(SandboxRole)
+_FITTING: dict[ActorFaultKind, tuple[ProcessRole, ...]] = {
+    "kill": ("actor", *SANDBOX_ROLES, "raylet"),
+    "freeze": ("actor", *SANDBOX_ROLES),
+    "slow": ("actor", "node"),
+}
+"""Which processes a fault may be meant for; those that are not named here, only the actor."""
+MESSAGE_KINDS: tuple[ActorFaultKind, ...] = ("delay", "drop", "double", "lose")
+LASTING_KINDS: tuple[ActorFaultKind, ...] = ("freeze", "slow", "squeeze", "fill")
+"""Those that hold for `seconds`."""
+ENVIRONMENTS = "environment-*"
+"""Who has a sandbox."""
+SLOW_TURN_S = 0.4
+"""In each turn of this length, whoever is slow runs for one part in `times`, and not for the rest."""
 
 
 class ActorFault(BaseModel):
@@ -37,30 +54,50 @@ class ActorFault(BaseModel):
     kind: ActorFaultKind
     at: Annotated[float, Field(ge=0)]
     """Seconds of the run's clock."""
-    actor: str
-    """Name of the actor that is hit; `*` and `?` match any, as in file names, and one of those that match is drawn."""
+    actor: str = ""
+    """Name of the actor that is hit; `*` and `?` match any, as in file names, and one of those that match is drawn.
+    `fill` hits none."""
     every: Annotated[float, Field(gt=0)] | None = None
     """Seconds after which it happens again, until the run's end."""
     process: ProcessRole = "actor"
-    """Which process: the actor's own, or one of the sandbox below it (`env.host_state`); those are real only."""
+    """Which process: the actor's own; one of the sandbox below it (`env.host_state`); for `slow`, `node`: all actors on
+    its node; for `kill`, `raylet`: that of its node. All but the actor's own are real only."""
     messages: Annotated[int, Field(ge=1)] = 1
     """How many messages are hit, from `at` on (`delay`, `drop`, `double`, `lose`)."""
     seconds: Annotated[float, Field(ge=0)] = 1.0
-    """How long (`freeze`, `delay`)."""
+    """How long (`freeze`, `slow`, `squeeze`, `fill`, `delay`)."""
+    times: Annotated[float, Field(gt=1)] = 4.0
+    """How many times as slow (`slow`)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        fitting = _FITTING.get(self.kind, ("actor",))
+        if self.process not in fitting:
+            raise ValueError(
+                f"process is {self.process!r}, which {self.kind!r} can't be meant for; it may be {', '.join(fitting)}"
+            )
+        if self.kind == "fill" and self.actor:
+            raise ValueError(f"actor is {self.actor!r}, but 'fill' hits the run's folder; leave `actor` out")
+        if self.kind != "fill" and not self.actor:
+            raise ValueError(f"actor is empty; name whom {self.kind!r} is to hit, such as 'generator-*'")
+        return self
 
     def candidates(self, actors: Sequence[str]) -> list[str]:
         """Those of `actors` that it may hit. Raises `ValueError` if there is none."""
+        if self.kind == "squeeze" or self.process in SANDBOX_ROLES:
+            actors = [name for name in actors if fnmatchcase(name, ENVIRONMENTS)]
         fitting = [name for name in actors if fnmatchcase(name, self.actor)]
         if not fitting:
-            raise ValueError(f"a fault is meant for {self.actor!r}, but the actors are {', '.join(actors)}")
+            raise ValueError(f"a fault is meant for {self.actor!r}, but those that it may hit are {', '.join(actors)}")
         return fitting
 
     def __str__(self) -> str:
-        how = f" for {self.seconds:g} s" if self.kind in ("freeze", "delay") else ""
-        many = f" {self.messages} messages" if self.kind in ("delay", "drop", "double", "lose") else ""
+        how = f" {self.times:g} times" if self.kind == "slow" else ""
+        how += f" for {self.seconds:g} s" if self.kind in (*LASTING_KINDS, "delay") else ""
+        many = f" {self.messages} messages" if self.kind in MESSAGE_KINDS else ""
         again = "" if self.every is None else f", and every {self.every:g} s"
         whom = self.actor if self.process == "actor" else f"{self.process} of {self.actor}"
-        return f"at {self.at:.3f} s{again}: {self.kind}{many} {whom}{how}"
+        return f"at {self.at:.3f} s{again}: {self.kind}{many} {whom or 'the run folder'}{how}"
 
 
 class ActorFaultPlan(BaseModel):
@@ -78,7 +115,7 @@ class ActorFaultPlan(BaseModel):
         actors: Sequence[str],
         until: float,
         most: int = 8,
-        kinds: Sequence[ActorFaultKind] = ("kill", "freeze", "delay", "drop", "double", "lose"),
+        kinds: Sequence[ActorFaultKind] = ("kill", "freeze", "slow", "delay", "drop", "double", "lose"),
         killable: Sequence[str] | None = None,
     ) -> ActorFaultPlan:
         """A plan of 1 to `most` faults that begin before `until` seconds.
@@ -120,15 +157,17 @@ class ActorFaultPlan(BaseModel):
 
 def _draw(rng: Random, actors: list[str], killable: list[str], until: float, kinds: list[ActorFaultKind]) -> ActorFault:
     kind = rng.choice(kinds)
-    actor = rng.choice(killable if kind == "kill" and killable else actors)
-    if kind == "kill" and not killable:
-        kind = "delay"
+    environments = [name for name in actors if fnmatchcase(name, ENVIRONMENTS)]
+    fitting = {"kill": killable, "squeeze": environments}.get(kind, actors)
+    if not fitting:
+        kind, fitting = "delay", actors
     return ActorFault(
         kind=kind,
         at=round(rng.uniform(0, until), 3),
-        actor=actor,
+        actor=rng.choice(fitting),
         messages=rng.randint(1, 5),
         seconds=round(rng.choice([0.01, 0.3, 3.0, 20.0]) * rng.uniform(0.5, 1.5), 3),
+        times=rng.choice([2.0, 4.0, 8.0]),
     )
 
 

@@ -138,6 +138,11 @@ class RayStage:
         """Id of the node that an actor runs on. Raises `LookupError` for an unknown actor."""
         return node_of(self._cast.member(ref).reference)
 
+    @property
+    def own_node(self) -> str:
+        """Id of the node that the driver is on."""
+        return self._fabric.node()
+
     async def disturb(self, ref: ActorRef, kind: FrameFaultKind, frames: int, seconds: float) -> None:
         """For drills: have the next `frames` frames to an actor come late, get lost, or come twice.
 

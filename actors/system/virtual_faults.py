@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from actors.system.actor_faults import ActorFault, ActorFaultPlan
+from actors.system.actor_faults import MESSAGE_KINDS, SLOW_TURN_S, ActorFault, ActorFaultPlan
 from actors.system.virtual_loop import NS
 
 
@@ -25,9 +25,9 @@ class Weather:
     """The faults of a plan that hit messages, as they come due."""
 
     def __init__(self, plan: ActorFaultPlan, resend_s: float, jitter_s: float, rng: Random | None) -> None:
-        self._pending = [fault for fault in plan.faults if fault.kind in ("delay", "drop", "double", "lose")]
+        self._pending = [fault for fault in plan.faults if fault.kind in MESSAGE_KINDS]
         self._left = {id: fault.messages for id, fault in enumerate(self._pending)}
-        self._freezes = [fault for fault in plan.faults if fault.kind == "freeze"]
+        self._pauses = [fault for fault in plan.faults if fault.kind in ("freeze", "slow")]
         self._resend_ns, self._jitter_s, self._rng = round(resend_s * NS), jitter_s, rng
         self._latest: dict[tuple[str, str, str], int] = {}
         self.calm = not plan.faults and rng is None
@@ -57,8 +57,7 @@ class Weather:
 
     def frozen_ns(self, now: int, name: str) -> int:
         """How long an actor will neither hear nor say anything."""
-        ends = [round((freeze.at + freeze.seconds) * NS) for freeze in self._freezes if _frozen(freeze, now, name)]
-        return max((end - now for end in ends), default=0)
+        return max((_pause_ns(fault, now) for fault in self._pauses if fault.actor == name), default=0)
 
     def in_order(self, arrival: int, source: str, target: str, lane: str) -> int:
         """When a message arrives that must not overtake those before it on its lane."""
@@ -68,5 +67,16 @@ class Weather:
         return arrival
 
 
-def _frozen(freeze: ActorFault, now: int, name: str) -> bool:
-    return freeze.actor == name and freeze.at * NS <= now < (freeze.at + freeze.seconds) * NS
+def _pause_ns(fault: ActorFault, now: int) -> int:
+    """How long an actor that is frozen or slow hears and says nothing from now on.
+
+    One that is slow is frozen for the first part of each turn. What it computes takes as long as ever.
+    """
+    since, length = now - fault.at * NS, fault.seconds * NS
+    if not 0 <= since < length:
+        return 0
+    if fault.kind == "freeze":
+        return round(length - since)
+    turn = SLOW_TURN_S * NS
+    left = turn * (1 - 1 / fault.times) - since % turn
+    return round(max(0.0, min(left, length - since)))

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from env import cgroups
-from env.cgroups import children_of
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
+from env.jail_processes import children_of
 from env.tool_call import Limits, ToolCall
 from tests.env.conftest import (
     ISOLATIONS,

@@ -17,9 +17,11 @@ from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import NO_CGROUP, ONE_USER, IsolationKind
 from env.jail import THREADS
+from env.jail_processes import STARTS_WITHIN_S
 from env.tool_call import Limits, ToolCall, ToolResult
 from env.user_ids import NOBODY, UserIds
 from env.zygote_bundle import bundle
+from env.zygote_jail import ZygoteJail
 from env.zygotes import Zygotes
 from tests.env.conftest import ISOLATIONS, children_of_this_process, descendants, host_left_as_it_was, until
 
@@ -128,6 +130,29 @@ async def test_a_zygote_that_dies_is_our_failure_and_is_replaced(pools: Pools):
         os.kill(zygote, signal.SIGKILL)
         assert (await task).status == "sandbox_failure"
         assert (await run(pool, "2")).stdout == "2\n"
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_a_zygote_that_is_killed_before_it_is_ready_is_noticed_at_once(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, nth: int
+):
+    """The first one's link stays open when it ends: nsjail has it, too."""
+    seen: list[int] = []
+    watch = ZygoteJail._watch
+
+    def watched(jail: ZygoteJail, pid: int) -> None:
+        watch(jail, pid)
+        seen.append(pid)
+        if len(seen) == nth:
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(ZygoteJail, "_watch", watched)
+    code = "import numpy; print(numpy.arange(3).sum())"
+    pool = pools()
+    async with asyncio.timeout(STARTS_WITHIN_S / 2):
+        assert (await run(pool, code)).status == "sandbox_failure"
+    assert len(seen) == nth
+    assert (await run(pool, code)).stdout == "3\n"
 
 
 async def test_a_program_out_of_memory_does_not_cost_the_zygote(pools: Pools):

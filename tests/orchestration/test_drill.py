@@ -12,6 +12,7 @@ from actors.system.actor import ActorRef
 from actors.system.actor_faults import ActorFault, ActorFaultPlan, shrink
 from orchestration.cli import app
 from orchestration.drill import Drill
+from orchestration.recipe import RecipeError
 from orchestration.simulation import Setting, rehearse
 from tests.orchestration.small_recipe import small_recipe
 
@@ -25,7 +26,7 @@ def drill() -> Drill:
 @pytest.mark.timeout(600)
 def test_a_hundred_plans_break_nothing(drill: Drill) -> None:
     hit = Counter(fault.kind for seed in range(100) for fault in drill.plan(seed).faults)
-    assert min(hit.values()) > 20 and len(hit) == 6, "every kind of fault is drawn, often"
+    assert min(hit.values()) > 20 and len(hit) == 7, "every kind of fault is drawn, often"
     assert drill.run(range(100), lambda seed, reason: None) == []
 
 
@@ -107,6 +108,25 @@ def test_the_command_says_how_a_broken_plan_is_repeated(
     assert done.exit_code == 1
     assert "repeat it: greenroom drill" in done.output and "--plan plan-1.json --first 1" in done.output
     assert len(ActorFaultPlan.model_validate_json((tmp_path / "plan-1.json").read_text()).faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "lacks"),
+    [
+        (ActorFault(kind="kill", at=1, actor="environment-0", process="jail"), "no jail"),
+        (ActorFault(kind="squeeze", at=1, actor="environment-*"), "no sandbox"),
+        (ActorFault(kind="fill", at=1), "no disk"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, ActorFault) else "",
+)
+def test_what_the_virtual_stage_does_not_have_can_not_fail_there(
+    fault: ActorFault, lacks: str, tmp_path, request: pytest.FixtureRequest
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(ActorFaultPlan(faults=(fault,)).model_dump_json())
+    recipe = request.config.rootpath / "recipes" / "quickstart.toml"
+    done = CliRunner().invoke(app, ["drill", str(recipe), "--virtual", "--plan", str(plan)])
+    assert isinstance(done.exception, RecipeError) and lacks in str(done.exception)
 
 
 def test_the_miniature_is_small_whatever_the_recipe_is() -> None:

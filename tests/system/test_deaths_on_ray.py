@@ -63,7 +63,7 @@ async def test_whoever_dies_each_group_is_trained_once_and_no_lease_is_left(
         cast = simulated_cast(made, balancer=made.balancer, folder=tmp_path, restarts=3, beginning=Beginning())
         await enter(stage, cast)
         names = [part.name for part in cast.parts()]
-        striker = Striker(stage, ActorFaultPlan(faults=faults), names, 0, counters=dict)
+        striker = Striker(stage, ActorFaultPlan(faults=faults), names, 0, folder=tmp_path, counters=dict)
         striking = asyncio.create_task(striker.run())
         limits = DialogueLimits(**options.limits.model_dump())
         await stage.port.ask(DIRECTOR, RunReinforcement(name="rl", options=options, limits=limits), 240)

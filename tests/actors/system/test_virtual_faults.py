@@ -132,6 +132,20 @@ def test_a_lost_ask_fails_when_the_mailbox_gives_up() -> None:
     assert play(scene, A, plan=ActorFaultPlan(faults=(ActorFault(kind="lose", at=0, actor="a"),))) == 60.0
 
 
+def test_a_slow_actor_hears_and_answers_in_its_turns_only() -> None:
+    async def scene(stage: VirtualStage) -> list[float]:
+        times: list[float] = []
+        for _ in range(3):
+            await stage.port.ask(REF, Say(text="hello"))
+            times.append(round(stage.loop.time(), 2))
+            await asyncio.sleep(0.2)
+        return times
+
+    # It rests for the first 0.3 s of each turn of 0.4 s, until 0.9 s, which is within the third.
+    plan = ActorFaultPlan(faults=(ActorFault(kind="slow", at=0, actor="a", seconds=0.9, times=4),))
+    assert play(scene, A, plan=plan) == [0.3, 0.7, 0.9]
+
+
 def test_a_frozen_actor_answers_when_it_thaws() -> None:
     async def scene(stage: VirtualStage) -> float:
         await stage.port.ask(REF, Say(text="hello"))
