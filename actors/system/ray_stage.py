@@ -42,6 +42,10 @@ _KEEPER = "driver.blobs"
 CONCURRENCY = 100_000
 """Calls that a host holds open: parked polls and frames, not work."""
 
+_Host = ray.remote(HostProcess)
+"""Made once: whoever gets a handle keeps what Ray knows of its class for as long as it lives, some 100 KiB, and each
+call of `ray.remote` makes a class of its own."""
+
 
 class _Keeper(Actor):
     """Holds the driver's blobs where actors can ask for them."""
@@ -224,8 +228,7 @@ class RayStage:
             log_file=None if self._log_dir is None else str((self._log_dir / f"{part.name}.log").absolute()),
         )
         where = self._placement.options(part)
-        remote = ray.remote(HostProcess).options(max_restarts=0, max_concurrency=CONCURRENCY, **where)
-        return remote.remote(spec, self._fabric)
+        return _Host.options(max_restarts=0, max_concurrency=CONCURRENCY, **where).remote(spec, self._fabric)
 
 
 def _driver_failed(error: BaseException) -> None:
@@ -247,4 +250,4 @@ class _DriverBlobs(FabricBlobs):
 
     async def drop(self, ref: BlobRef) -> None:
         self.release(ref.key)
-        await super().drop(ref)
+        await self._release_at_owner(ref.key)
