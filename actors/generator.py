@@ -79,7 +79,8 @@ class GeneratorActor(Watched):
         except EngineFailed as failure:
             raise CannotGoOn(str(failure)) from failure
         if self.port.incarnation and self._learner is not None:
-            published = await patiently(self.port, self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
+            request = PublishWeights(asker=self.port.name)
+            published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
             await self._take(published.version, published.blob)
             await self.port.blobs.drop(BlobRef(published.blob))
         await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
