@@ -42,9 +42,12 @@ _KEEPER = "driver.blobs"
 CONCURRENCY = 100_000
 """Calls that a host holds open: parked polls and frames, not work."""
 
-_Host = ray.remote(HostProcess)
-"""Made once: whoever gets a handle keeps what Ray knows of its class for as long as it lives, some 100 KiB, and each
-call of `ray.remote` makes a class of its own."""
+_Host: Any = ray.remote(HostProcess)
+"""Made once: whoever gets a handle keeps what Ray knows of its class, 60 KiB, for as long as it lives, and each call of
+`ray.remote` makes a class of its own (Ray's documentation has it as a pattern to avoid)."""
+_OPTIONS = {"max_restarts": 0, "max_concurrency": CONCURRENCY, "enable_task_events": False}
+"""Task events: a record of each frame and poll, for Ray's dashboard, that sender and receiver gather for a second and
+Ray's head keeps. Nobody reads them, and their bursts make the heaps of both grow by some MiB."""
 
 
 class _Keeper(Actor):
@@ -228,7 +231,7 @@ class RayStage:
             log_file=None if self._log_dir is None else str((self._log_dir / f"{part.name}.log").absolute()),
         )
         where = self._placement.options(part)
-        return _Host.options(max_restarts=0, max_concurrency=CONCURRENCY, **where).remote(spec, self._fabric)
+        return _Host.options(**_OPTIONS, **where).remote(spec, self._fabric)
 
 
 def _driver_failed(error: BaseException) -> None:

@@ -92,6 +92,11 @@ async def test_three_thousand_asks_at_once_need_few_frames(stage: RayStage) -> N
     assert link.frames - before <= 30
 
 
+async def test_ray_keeps_no_record_of_each_frame(stage: RayStage) -> None:
+    host = stage._cast.member(BEN).reference
+    assert host._ray_enable_task_events is False
+
+
 async def test_messages_of_any_size_arrive(stage: RayStage) -> None:
     for size in (0, 89_000, 200_000, 5_000_000):
         answer = await stage.port.ask(BEN, Say(text="x" * size), deadline_s=PATIENCE_S)
