@@ -25,13 +25,13 @@ from actors.messages import (
 )
 from actors.storage.disk import writing
 from actors.storage.frames import ArchiveCorrupt
-from actors.storage.reader import Archive
+from actors.storage.index import IndexRow
+from actors.storage.reader import Archive, read_row
 from actors.storage.trained_steps import TrainedSteps, cut_trained_steps
 from actors.storage.writer import SEGMENT_BYTES, ArchiveWriter
 from actors.system.actor import Actor, handles
 from actors.system.kill_point import reached
 from policies.run_progress import ArchivePosition
-from policies.trajectory import Trajectory
 
 SYNC_SECONDS = 0.5
 """What syncing a full segment takes, for virtual time."""
@@ -51,7 +51,8 @@ class ArchiveActor(Actor):
         with writing(self._folder):
             self._writer = ArchiveWriter(self._folder, self._segment_bytes)
             self._trained = TrainedSteps(self._folder)
-        self._found: dict[str, Trajectory] = {}
+        self._found: dict[str, IndexRow] = {}
+        """Where the rollouts are that were found last: they themselves may be a step's worth of memory."""
 
     def vanish(self) -> None:
         self._writer.vanish()
@@ -98,21 +99,21 @@ class ArchiveActor(Actor):
         self._found = await self.port.offload(lambda: SYNC_SECONDS, lambda: self._find(request))
         return StoredRollouts(ids=tuple(self._found))
 
-    def _find(self, request: FindRollouts) -> dict[str, Trajectory]:
+    def _find(self, request: FindRollouts) -> dict[str, IndexRow]:
         """By rollout. What is damaged counts as not there: it is played again."""
         archive, found = Archive(self._folder), {}
         for row in archive.rows:
             if (row.stage, row.step) != (request.stage, request.step) or row.finish == "sandbox_failure":
                 continue
             with contextlib.suppress(ArchiveCorrupt):
-                trajectory = archive.read(row)
-                if set(trajectory.versions) <= set(request.versions):
-                    found[row.id] = trajectory
+                if set(archive.read(row).versions) <= set(request.versions):
+                    found[row.id] = row
         return found
 
     @handles(ReadRollout)
     async def on_read(self, request: ReadRollout) -> StoredTrajectory:
-        return StoredTrajectory(trajectory=self._found[request.id])
+        row = self._found[request.id]
+        return StoredTrajectory(trajectory=await self.port.offload(lambda: 0.0, lambda: read_row(self._folder, row)))
 
     @handles(DescribeArchive)
     async def on_describe(self, _: DescribeArchive) -> ArchiveStatus:

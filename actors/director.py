@@ -46,6 +46,7 @@ from actors.tokenizer import PromptOptions, load_chat_format
 from policies.options import ObjectiveOptions
 from policies.run_progress import NOTHING_DONE, Figures, Rewound, RunProgress, StagePosition, StepFigures
 from policies.trajectory import UNTRAINED, WeightsVersion
+from policies.untold import UntoldReports
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,7 @@ class DirectorActor(Actor):
         self._generators, self._environments, self._rollouts = generators, environments, rollouts
         self._checkpoints = checkpoints
         self._plan, self._progress, self._restored, self._waves = plan, progress, restored, waves
-        self._reports: list[StepFigures | Rewound] = list(progress.untold)
-        self._told = 0
+        self._reports = UntoldReports(progress.untold)
         self._news = asyncio.Event()
         self._stage_lock = asyncio.Lock()
         self._in_step = progress.version == UNTRAINED
@@ -119,7 +119,7 @@ class DirectorActor(Actor):
             archive=self._archive,
             plan=self._plan,
             progress=self._progress,
-            untold=lambda: tuple(each for each in self._reports[self._told :] if isinstance(each, StepFigures)),
+            untold=self._reports.figures,
         )
         self._guard = LearnerGuard(self.port, self._learner)
         self._rewinding = Rewinding(
@@ -170,8 +170,7 @@ class DirectorActor(Actor):
         if missing := [name for name in done if name not in progress.done]:
             raise RunStuck(f"the newest whole checkpoint is from before the end of {missing[-1]}; resume the run")
         self._books.go_back_to(progress)
-        self._reports += [Rewound(progress=progress, place=restored.place, why=why), *progress.untold]
-        self._news.set()
+        self._report(Rewound(progress=progress, place=restored.place, why=why), *progress.untold)
         self._version = progress.version
         names = restored.earlier_names
         self._sampler.use_stored(StoredSteps(self.port, self._archive, names) if names else None)
@@ -257,13 +256,13 @@ class DirectorActor(Actor):
 
     @handles(NextReports)
     async def on_next_reports(self, request: NextReports) -> Reports:
-        self._told = max(self._told, request.after)
-        if len(self._reports) <= request.after:
+        self._reports.were_fetched(below=request.after)
+        if self._reports.next <= request.after:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(request.patience_s):
                     await self._news.wait()
-        return Reports(reports=tuple(self._reports[request.after :]), next=len(self._reports))
+        return Reports(reports=self._reports.since(request.after), next=self._reports.next)
 
     async def _begin(self, request: BeginStage) -> None:
         await self._bring_into_step()
@@ -294,7 +293,7 @@ class DirectorActor(Actor):
         if not in_flight:
             self._gate_open = False
             await patiently(self.port, self._balancer, CloseGate(), DRAIN_DEADLINE_S)
-        published = await self.port.ask(self._learner, PublishWeights(), LEARNER_DEADLINE_S)
+        published = await self.port.ask(self._learner, PublishWeights(asker=self.port.name), LEARNER_DEADLINE_S)
         update = UpdateWeights(version=published.version, blob=published.blob)
         self._version = published.version
         await asyncio.gather(*[self._update(ref, update) for ref in self._generators])
@@ -323,6 +322,6 @@ class DirectorActor(Actor):
                     return
             await self.port.clock.sleep(RETRY_S)
 
-    def _report(self, report: StepFigures) -> None:
-        self._reports.append(report)
+    def _report(self, *reports: StepFigures | Rewound) -> None:
+        self._reports.add(*reports)
         self._news.set()

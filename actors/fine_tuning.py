@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from actors.environment_pool import EnvironmentPool
-from actors.messages import Learn, RunFineTuning
+from actors.learn_step import learn
+from actors.messages import RunFineTuning
 from actors.prepared import read_chats
 from actors.run_books import Stepped
 from actors.sampling import SandboxBroken
@@ -28,8 +29,6 @@ from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import FineTuningOptions
 
 log = logging.getLogger(__name__)
-
-LEARN_DEADLINE_S = 3600.0
 
 
 class FineTuning:
@@ -69,11 +68,9 @@ class FineTuning:
         for step in range(0 if self._position is None else self._position.steps, options.steps):
             batch = [sequences[item] for item in epochs.items(cursor, options.batch)]
             cursor += options.batch
-            blob = await self._port.blobs.put(tuple(batch))
-            learned = await self._port.ask(
-                self._learner, Learn(step_id=f"{self._name}/{step}", kind="fine_tune", blob=blob.key), LEARN_DEADLINE_S
+            learned = await learn(
+                self._port, self._learner, step_id=f"{self._name}/{step}", kind="fine_tune", batch=batch
             )
-            await self._port.blobs.drop(blob)
             figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
             done = StepFigures(kind="fine_tune", stage=self._name, step=step + 1, figures=figures)
             await self._stepped(StagePosition(stage=self._name, steps=step + 1, cursor=cursor), learned.version, done)

@@ -3,13 +3,15 @@
 Invariants:
 - a history here equals the rollout's own up to `known` tokens, or the answer is `history_missing`;
 - a lease of another incarnation is answered `history_missing`: what it held is gone;
-- a rollout that is forgotten holds nothing here: its request is aborted, its history dropped.
+- a rollout that is forgotten holds nothing here: its request is aborted, its history dropped, and a request of it that
+  was overtaken on its way begins nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 
 from actors.engines.engine import Engine, EngineCapacity, EngineFailed, SampleRequest
 from actors.engines.simulated_engine import SimulatedEngine, SimulatedOptions
@@ -43,6 +45,10 @@ DEADLINE_S = 60.0
 WEIGHTS_DEADLINE_S = 3600.0
 """For the learner's weights: it may be in the middle of a step."""
 
+FORGOTTEN = 1024
+"""How many rollouts are known to be forgotten, the last ones: what forgets them travels in a lane of its own, and may
+overtake their last request."""
+
 
 class GeneratorActor(Watched):
     """Samples model turns.
@@ -68,6 +74,7 @@ class GeneratorActor(Watched):
         self._learner = learner
         self._histories: dict[str, list[int]] = {}
         self._turns: dict[str, dict[int, asyncio.Future[TurnSampled]]] = {}
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._turns_served = 0
         self._waves = WaveGate()
         self._version = WeightsVersion(0, 0)
@@ -79,7 +86,8 @@ class GeneratorActor(Watched):
         except EngineFailed as failure:
             raise CannotGoOn(str(failure)) from failure
         if self.port.incarnation and self._learner is not None:
-            published = await patiently(self.port, self._learner, PublishWeights(), WEIGHTS_DEADLINE_S)
+            request = PublishWeights(asker=self.port.name)
+            published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
             await self._take(published.version, published.blob)
             await self.port.blobs.drop(BlobRef(published.blob))
         await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
@@ -113,13 +121,16 @@ class GeneratorActor(Watched):
     @handles(SampleTurn)
     async def on_sample(self, request: SampleTurn) -> TurnSampled:
         rollout = request.lease.rollout
-        turns = self._turns.setdefault(rollout, {})
+        turns = self._turns.get(rollout, {})
         if request.turn in turns:  # asked again after a resend
             return await asyncio.shield(turns[request.turn])
         history = self._histories.get(rollout, [])
         stale = request.lease.incarnation != self.port.incarnation
         if stale or (request.known > len(history) and request.counted is None):
             return TurnSampled(finish="history_missing", version=self._version)
+        if rollout in self._forgotten:
+            return TurnSampled(finish="aborted", version=self._version)
+        self._turns[rollout] = turns
         future: asyncio.Future[TurnSampled] = asyncio.get_running_loop().create_future()
         turns[request.turn] = future
         try:
@@ -178,6 +189,9 @@ class GeneratorActor(Watched):
     async def _forget(self, rollout: str) -> None:
         self._waves.left(rollout)
         self._histories.pop(rollout, None)
+        self._forgotten[rollout] = None
+        if len(self._forgotten) > FORGOTTEN:
+            self._forgotten.popitem(last=False)
         for turn in self._turns.pop(rollout, {}):
             await self._engine.abort(f"{rollout}#{turn}")
 

@@ -45,6 +45,7 @@ from actors.messages import (
     WeightsPublished,
     WriteCheckpoint,
 )
+from actors.step_answers import StepAnswers
 from actors.storage import checkpoints
 from actors.supervision import Watched
 from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles, last_line
@@ -106,7 +107,9 @@ class LearnerActor(Watched):
         """Why the group is no more."""
         self._in_turn = asyncio.Lock()
         self._has_weights = asyncio.Event()
-        self._answers: dict[str, asyncio.Future[Learned]] = {}
+        self._answers = StepAnswers[Learned]()
+        self._published: dict[str, BlobRef] = {}
+        """The weights that each asker was given last."""
 
     async def start(self) -> None:
         if self.port.incarnation:  # which checkpoint is the newest, whoever directs the run will say
@@ -188,17 +191,7 @@ class LearnerActor(Watched):
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
         await self._has_weights.wait()
-        answer = self._answers.get(message.step_id)
-        if answer is None:
-            # A task of its own: whoever asked first may be gone before the step is done, and the step must still count.
-            answer = self._answers[message.step_id] = asyncio.ensure_future(self._learn(message))
-            answer.add_done_callback(lambda done: self._forget_failure(message.step_id, done))
-        return await asyncio.shield(answer)
-
-    def _forget_failure(self, step_id: str, answer: asyncio.Future[Learned]) -> None:
-        """A step that failed has changed nothing: its id may be tried again."""
-        if answer.cancelled() or answer.exception() is not None:
-            del self._answers[step_id]
+        return await self._answers.once(message.step_id, lambda: self._learn(message))
 
     async def _learn(self, message: Learn) -> Learned:
         try:
@@ -236,6 +229,10 @@ class LearnerActor(Watched):
             [GatherWeights()] * len(self._others), lambda: 0.0, lambda: (self._version, self._weights())
         )
         ref = await self.port.blobs.put(weights)
+        before = self._published.get(message.asker)
+        self._published[message.asker] = ref
+        if before is not None:  # dropped already, unless the asker died or lost its way before
+            await self.port.blobs.drop(before)
         return WeightsPublished(version=version, blob=ref.key)
 
     def _weights(self) -> dict[str, torch.Tensor]:

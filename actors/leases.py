@@ -49,6 +49,7 @@ class Leases:
             self._port.start_task(self._unwanted(wish, asked))
             raise
         if isinstance(granted, ActorError):
+            self._port.start_task(self._unwanted(wish, asked))  # the balancer has it still, if it only took too long
             raise granted
         if granted.lease is None:
             raise RefusedRollout(granted.refusal)

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from actors.generator_load import GeneratorLoad
 from actors.group_feed import GroupFeed
+from actors.learn_step import learn
 from actors.messages import (
-    Learn,
     Learned,
     RecordTrainedStep,
     RunReinforcement,
@@ -31,7 +31,7 @@ from actors.system.actor import ActorRef, Port
 from actors.system.clock import seconds_since
 from policies.group_flow import GroupFlow
 from policies.grouping import LearningBatch, StepRounds, resampling_random
-from policies.move_on import READ_BY_THE_RULE, reason_to_move_on
+from policies.move_on import read_again, reason_to_move_on
 from policies.run_progress import Figures, StagePosition, StepFigures
 from policies.stages import ReinforcementOptions
 from policies.trajectory import WeightsVersion
@@ -55,7 +55,6 @@ LEARNER_FIGURES = tuple(
     )
 )
 """Figures that each step has: None where nothing could be learned."""
-LEARN_DEADLINE_S = 3600.0
 RECORD_DEADLINE_S = 60.0
 
 
@@ -124,7 +123,7 @@ class Reinforcement:
                 steps=self._position.steps + 1,
                 cursor=self._flow.cursor,
                 under_way=self._flow.held,
-                history=(*self._position.history, {name: figures.get(name) for name in READ_BY_THE_RULE}),
+                history=read_again(self._options.move_on, (*self._position.history, figures)),
             )
             done = StepFigures(kind="step", stage=self._name, step=self._position.steps, figures=figures)
             await self._stepped(self._position, self._version, done)
@@ -134,7 +133,7 @@ class Reinforcement:
 
     def _moves_on(self) -> bool:
         rule, position = self._options.move_on, self._position
-        reason = None if rule is None else reason_to_move_on(rule, position.history)
+        reason = None if rule is None else reason_to_move_on(rule, position.history, position.steps)
         if reason is not None:
             log.info("stage %s is over after step %d: %s", self._name, position.steps, reason)
         return reason is not None
@@ -202,10 +201,9 @@ class Reinforcement:
     async def _learn(self, step: int, batch: LearningBatch) -> Figures:
         if not batch.sequences:  # no group carries signal: nothing to learn from
             return dict.fromkeys(LEARNER_FIGURES) | {"learner_skipped": 1.0}
-        blob = await self._port.blobs.put(tuple(batch.sequences))
-        request = Learn(step_id=f"{self._name}/{step}", kind="reinforce", blob=blob.key)
-        learned = await self._port.ask(self._learner, request, LEARN_DEADLINE_S)
-        await self._port.blobs.drop(blob)
+        learned = await learn(
+            self._port, self._learner, step_id=f"{self._name}/{step}", kind="reinforce", batch=batch.sequences
+        )
         await self._record(step, batch, learned)
         figures: Figures = {f"learner_{name}": value for name, value in learned.metrics.items()}
         return dict.fromkeys(LEARNER_FIGURES) | figures

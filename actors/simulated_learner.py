@@ -23,6 +23,7 @@ from actors.messages import (
     WeightsPublished,
     WriteCheckpoint,
 )
+from actors.step_answers import StepAnswers
 from actors.storage.checkpoints import write_checkpoint
 from actors.supervision import Watched
 from actors.system.actor import BlobRef, handles
@@ -54,7 +55,8 @@ class SimulatedLearnerActor(Watched):
     def __init__(self, *, cost: LearnerCost, version: WeightsVersion = UNTRAINED) -> None:
         self._cost = cost
         self._version = version
-        self._answers: dict[str, asyncio.Task[Learned]] = {}
+        self._answers = StepAnswers[Learned]()
+        self._published: dict[str, BlobRef] = {}
         self._has_weights = asyncio.Event()
 
     async def start(self) -> None:
@@ -75,10 +77,7 @@ class SimulatedLearnerActor(Watched):
     @handles(Learn)
     async def on_learn(self, message: Learn) -> Learned:
         await self._has_weights.wait()
-        answer = self._answers.get(message.step_id)
-        if answer is None:
-            answer = self._answers[message.step_id] = asyncio.ensure_future(self._learn(message))
-        return await asyncio.shield(answer)
+        return await self._answers.once(message.step_id, lambda: self._learn(message))
 
     async def _learn(self, message: Learn) -> Learned:
         batch: tuple[TrainingSequence, ...] = await self.port.blobs.get(BlobRef(message.blob))
@@ -90,10 +89,14 @@ class SimulatedLearnerActor(Watched):
         return Learned(version=self._version, metrics={"skipped": 0.0, "learn_seconds": self._cost.seconds(tokens)})
 
     @handles(PublishWeights)
-    async def on_publish_weights(self, _: PublishWeights) -> WeightsPublished:
+    async def on_publish_weights(self, message: PublishWeights) -> WeightsPublished:
         await self._has_weights.wait()
         version = await self.port.offload(lambda: self._cost.publish_seconds, lambda: self._version)
         ref = await self.port.blobs.put({})  # there are no weights
+        before = self._published.get(message.asker)
+        self._published[message.asker] = ref
+        if before is not None:
+            await self.port.blobs.drop(before)
         return WeightsPublished(version=version, blob=ref.key)
 
     @handles(WriteCheckpoint)

@@ -3,7 +3,9 @@
 Invariants:
 - groups of which none has started come in order of arrival, before all others (probes: they tell how long a group is);
 - the others go by the longest rollout that they have shown, longest first, as long ones must not end up alone in the
-  tail; groups that have shown none yet may be the longest and go first.
+  tail; groups that have shown none yet may be the longest and go first;
+- what is held is in proportion to those who wait and run, however many have come and gone
+  (if `forget_finished_groups` is called when `known_groups` asks for it).
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ import heapq
 from collections import OrderedDict
 
 from policies.balancing import Wish
+
+OUTDATED, LEAST_ENTRIES = 4, 64
+"""The heap is cleared out when it has so many entries for each group that waits, and so many more."""
 
 
 class AdmissionQueue:
@@ -24,6 +29,7 @@ class AdmissionQueue:
         self._started: set[str] = set()
         self._longest: dict[str, int] = {}
         self._heap: list[tuple[int, int, str]] = []
+        """Key, number of the entry, group. A group's first entry with the key that it has now is the valid one."""
         self._arrivals = 0
 
     def add(self, wish: Wish) -> None:
@@ -59,6 +65,11 @@ class AdmissionQueue:
             if group in self._groups and group not in self._probes:
                 self._push(group)
 
+    @property
+    def known_groups(self) -> int:
+        """Of how many groups something is remembered that did not begin just now."""
+        return len(self._started)
+
     def forget_finished_groups(self, alive: set[str]) -> None:
         """Drop what is known of groups that neither wait nor run."""
         keep = alive | self._groups.keys()
@@ -75,8 +86,19 @@ class AdmissionQueue:
             heapq.heappop(self._heap)  # outdated
 
     def _push(self, group: str) -> None:
+        if len(self._heap) > OUTDATED * len(self._groups) + LEAST_ENTRIES:
+            self._clear_out()
         self._arrivals += 1
         heapq.heappush(self._heap, (self._key(group), self._arrivals, group))
+
+    def _clear_out(self) -> None:
+        """Drop outdated entries: those of short groups sink, and nobody comes upon them while longer ones wait."""
+        valid: dict[str, tuple[int, int, str]] = {}
+        for entry in sorted(self._heap):
+            key, _, group = entry
+            if group in self._groups and group not in self._probes and key == self._key(group):
+                valid.setdefault(group, entry)
+        self._heap = list(valid.values())  # sorted, and so a heap
 
     def _key(self, group: str) -> int:
         """Groups that have shown no length yet may be the longest."""

@@ -6,12 +6,13 @@ the reward no longer rises (rStar2-Agent, arXiv 2508.20722, the section on train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from policies.options import Options
+from policies.run_progress import Figures
 
 READ_BY_THE_RULE = ("truncated_share", "reward_mean")
 """Figures of a step."""
@@ -29,6 +30,11 @@ class MoveOnOptions(Options):
     reward_gain: Annotated[float, Field(ge=0)] | None = None
     """The window's mean reward is no more than this above that of the window before: a plateau."""
 
+    @property
+    def steps_read(self) -> int:
+        """How many of the last steps the rule looks at."""
+        return self.window if self.reward_gain is None else 2 * self.window
+
     @model_validator(mode="after")
     def _says_something(self) -> MoveOnOptions:
         if self.clip_share is None and self.reward_gain is None:
@@ -36,14 +42,22 @@ class MoveOnOptions(Options):
         return self
 
 
-def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Mapping[str, float | None]]) -> str | None:
-    """Why the stage is over after these steps, or None if it is not.
+def read_again(rule: MoveOnOptions | None, steps: Sequence[Figures]) -> tuple[Figures, ...]:
+    """Of the figures of a stage's steps, all that the rule can read after further ones; nothing without a rule."""
+    if rule is None:
+        return ()
+    return tuple({name: step.get(name) for name in READ_BY_THE_RULE} for step in steps[-rule.steps_read :])
+
+
+def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Figures], done: int) -> str | None:
+    """Why the stage is over after `done` steps, or None if it is not.
 
     Args:
-        steps: the figures of all steps so far (`READ_BY_THE_RULE`); those without rollouts have none.
+        steps: the figures of the last steps (`READ_BY_THE_RULE`), as `read_again` has kept them; those without
+            rollouts have none.
     """
     window = rule.window
-    if len(steps) < max(rule.least_steps, window if rule.reward_gain is None else 2 * window):
+    if done < rule.least_steps or len(steps) < rule.steps_read:
         return None
     reasons = []
     if rule.clip_share is not None:
@@ -59,6 +73,6 @@ def reason_to_move_on(rule: MoveOnOptions, steps: Sequence[Mapping[str, float | 
     return f"over the last {window} steps " + " and ".join(reasons)
 
 
-def _mean(steps: Sequence[Mapping[str, float | None]], figure: str) -> float:
+def _mean(steps: Sequence[Figures], figure: str) -> float:
     values = [value for step in steps if (value := step.get(figure)) is not None]
     return sum(values) / len(values) if values else 0.0

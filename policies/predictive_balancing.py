@@ -33,6 +33,10 @@ REFRESH_EVERY = 64
 REFRESH_SHARE = 1 / 32
 """Once this share of the ends seen is more than `REFRESH_EVERY`, it takes as many: fewer change a prediction little."""
 
+KNOWN_GROUPS = 2
+"""When so many groups are known for each rollout that waits or runs (and some more), those that are over are forgotten.
+"""
+
 
 class Predictive(LeaseBooks):
     """See the module's docstring."""
@@ -122,7 +126,6 @@ class Predictive(LeaseBooks):
             if self._ends >= self._next_refresh:
                 self._next_refresh = self._ends + max(min(REFRESH_EVERY, self._ends), int(self._ends * REFRESH_SHARE))
                 self._predict_anew()
-                self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -159,6 +162,8 @@ class Predictive(LeaseBooks):
         self._queue.started(wish)
         session = Session(group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
+        if self._queue.known_groups > KNOWN_GROUPS * (len(self._sessions) + len(self._waiting)) + REFRESH_EVERY:
+            self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
         self._demands[books.name].enter(session.bucket, self._prediction)  # ranked anew, as it has one lease more
         return lease
 

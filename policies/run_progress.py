@@ -40,7 +40,7 @@ class StagePosition(Record):
     """In asynchronous training: positions of problems that were posed and whose groups were neither learned from nor
     dropped; they are begun again."""
     history: tuple[Figures, ...] = ()
-    """Of each step done, the figures that a rule for moving on reads (`policies.move_on`)."""
+    """Of the last steps, the figures that the stage's rule for moving on reads, if it has one (`policies.move_on`)."""
 
 
 class ArchivePosition(Record):

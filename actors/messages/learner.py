@@ -46,7 +46,13 @@ class WeightsPublished(Message, tag="learner.published"):
 
 
 class PublishWeights(Request[WeightsPublished], tag="learner.publish"):
-    """Put the current weights into the object store; the caller drops the blob when all engines have it."""
+    """Put the current weights into the object store; the caller drops the blob when all engines have it.
+
+    What the same asker was given before is dropped, if it has not done that: it may have died in between.
+    """
+
+    asker: str
+    """Name of the actor that asks."""
 
 
 class SaveCheckpoint(Request[Done], tag="learner.save"):

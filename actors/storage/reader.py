@@ -98,14 +98,7 @@ class Archive:
 
         Raises `ArchiveCorrupt` if its frame is not what was written.
         """
-        path = segment_path(self.folder, row.segment)
-        with path.open("rb") as file:
-            file.seek(row.offset)
-            frame = frame_at(file.read(row.end - row.offset), 0)
-        if frame is None or frame.checksum != row.checksum:
-            what = "the frame fails its checksum" if frame is None else "not the frame that the index knows"
-            raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, f"{what}; {RESTORE}", (row.id,))))
-        return _validated(path.name, row.offset, decode(frame))
+        return read_row(self.folder, row)
 
     def trajectories(
         self, rows: Iterable[IndexRow] | None = None, on_damage: Callable[[ArchiveCorrupt], None] | None = None
@@ -159,6 +152,21 @@ class Stored(NamedTuple):
     @property
     def place(self) -> dict[str, int]:
         return {"offset": self.offset, "end": self.end, "checksum": self.checksum}
+
+
+def read_row(folder: Path, row: IndexRow) -> Trajectory:
+    """The trajectory of a row of the archive in `folder`, which need not be opened for it.
+
+    Raises `ArchiveCorrupt` if its frame is not what was written.
+    """
+    path = segment_path(folder, row.segment)
+    with path.open("rb") as file:
+        file.seek(row.offset)
+        frame = frame_at(file.read(row.end - row.offset), 0)
+    if frame is None or frame.checksum != row.checksum:
+        what = "the frame fails its checksum" if frame is None else "not the frame that the index knows"
+        raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, f"{what}; {RESTORE}", (row.id,))))
+    return _validated(path.name, row.offset, decode(frame))
 
 
 def read_segment(name: str, data: bytes, base: int = 0) -> Iterator[Stored | Flaw]:

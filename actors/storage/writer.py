@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 from zlib import crc32
 
+from actors.storage.fingerprints import Fingerprints
 from actors.storage.frames import ArchiveInUse, FrameFile
 from actors.storage.index import IndexWriter, index_path, row_of
 from actors.storage.reader import SEGMENT_MAGIC, Archive, segment_path, segments
@@ -90,7 +91,7 @@ class ArchiveWriter:
         self._folder, self._segment_bytes = folder, segment_bytes
         with ExitStack() as undo:
             self._lock = undo.enter_context(lock(folder))
-            self._stored = {(row.id, row.checksum) for row in Archive(folder).rows}
+            self._stored = Fingerprints((row.id, row.checksum) for row in Archive(folder).rows)
             self._segment = _Segment(folder, _next_number(folder))
             undo.pop_all()
         self._finished: list[_Segment] = []
@@ -136,7 +137,7 @@ class ArchiveWriter:
         known = (trajectory.id, crc32(payload))
         if known not in self._stored:
             self._segment.append(trajectory, payload)
-            self._stored.add(known)
+            self._stored.add(*known)
             self._appended += 1
 
     def flush(self) -> None:

@@ -41,11 +41,14 @@ class FabricBlobs:
         return thaw(await self._fabric.fetch(held[0]))
 
     async def drop(self, ref: BlobRef) -> None:
-        if self._kept.pop(ref.key, None) is None:
-            try:
-                await self._ask_owner(ref.key, "release")
-            except KeyError:
-                return  # it died with its owner
+        if self._kept.pop(ref.key, None) is None and not ref.key.startswith(f"{self._prefix}/"):
+            await self._release_at_owner(ref.key)
+
+    async def _release_at_owner(self, key: str) -> None:
+        try:
+            await self._ask_owner(key, "release")
+        except KeyError:
+            return  # it died with its owner
 
     def held(self, key: str) -> list[Any] | None:
         """What the store knows a blob by, if this process holds it: in a list, since some stores fetch a bare one."""

@@ -42,6 +42,13 @@ _KEEPER = "driver.blobs"
 CONCURRENCY = 100_000
 """Calls that a host holds open: parked polls and frames, not work."""
 
+_Host: Any = ray.remote(HostProcess)
+"""Made once: whoever gets a handle keeps what Ray knows of its class, 60 KiB, for as long as it lives, and each call of
+`ray.remote` makes a class of its own (Ray's documentation has it as a pattern to avoid)."""
+_OPTIONS = {"max_restarts": 0, "max_concurrency": CONCURRENCY, "enable_task_events": False}
+"""Task events: a record of each frame and poll, for Ray's dashboard, that sender and receiver gather for a second and
+Ray's head keeps. Nobody reads them, and their bursts make the heaps of both grow by some MiB."""
+
 
 class _Keeper(Actor):
     """Holds the driver's blobs where actors can ask for them."""
@@ -229,8 +236,7 @@ class RayStage:
             log_file=None if self._log_dir is None else str((self._log_dir / f"{part.name}.log").absolute()),
         )
         where = self._placement.options(part)
-        remote = ray.remote(HostProcess).options(max_restarts=0, max_concurrency=CONCURRENCY, **where)
-        return remote.remote(spec, self._fabric)
+        return _Host.options(**_OPTIONS, **where).remote(spec, self._fabric)
 
 
 def _driver_failed(error: BaseException) -> None:
@@ -252,4 +258,4 @@ class _DriverBlobs(FabricBlobs):
 
     async def drop(self, ref: BlobRef) -> None:
         self.release(ref.key)
-        await super().drop(ref)
+        await self._release_at_owner(ref.key)

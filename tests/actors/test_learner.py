@@ -48,8 +48,8 @@ async def learn(stage, step_id: str, sequences, kind: Kind = "reinforce") -> Lea
     return await stage.port.ask(LEARNER, Learn(step_id=step_id, kind=kind, blob=blob.key), deadline_s=60)
 
 
-async def published(stage) -> tuple[WeightsVersion, dict[str, torch.Tensor]]:
-    answer = await stage.port.ask(LEARNER, PublishWeights(), deadline_s=60)
+async def published(stage, asker: str = "test") -> tuple[WeightsVersion, dict[str, torch.Tensor]]:
+    answer = await stage.port.ask(LEARNER, PublishWeights(asker=asker), deadline_s=60)
     return answer.version, await stage.port.blobs.get(BlobRef(answer.blob))
 
 
@@ -235,3 +235,14 @@ async def test_two_learners_on_ray_are_as_one_until_one_of_them_dies(folder: Pat
         assert float((weights[name] - weight).abs().mean()) < 1e-5, name
     loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "last").named_parameters())
     torch.testing.assert_close({n: p.detach() for n, p in loaded.items()}, weights, rtol=0, atol=0)
+
+
+async def test_weights_that_an_asker_never_dropped_go_when_it_asks_again(stage) -> None:
+    """As a generator does that died while it took them."""
+    _, first = await stage.port.ask(LEARNER, PublishWeights(asker="generator-0")), len(stage.blobs.values)
+    other = await stage.port.ask(LEARNER, PublishWeights(asker="director"))
+    for _ in range(5):
+        latest = await stage.port.ask(LEARNER, PublishWeights(asker="generator-0"))
+        assert len(stage.blobs.values) == first + 1
+    for kept in (other, latest):
+        assert await stage.port.blobs.get(BlobRef(kept.blob))

@@ -123,7 +123,7 @@ class LearnersOnly(InProcessStage):
         return (await self.port.ask(LEARNER, Learn(step_id=step_id, kind="reinforce", blob=blob.key))).version
 
     async def weights(self) -> dict[str, torch.Tensor]:
-        return await self.blobs.get(BlobRef((await self.port.ask(LEARNER, PublishWeights())).blob))
+        return await self.blobs.get(BlobRef((await self.port.ask(LEARNER, PublishWeights(asker="test"))).blob))
 
 
 @pytest.fixture

@@ -27,9 +27,11 @@ from actors.system.message import Done, Message, Request, decode, encode
 class InProcessBlobs:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+        self._serial = 0
 
     async def put(self, value: Any) -> BlobRef:
-        ref = BlobRef(f"blob-{len(self.values)}-{id(value)}")
+        self._serial += 1
+        ref = BlobRef(f"blob-{self._serial}")
         self.values[ref.key] = value
         return ref
 

@@ -58,6 +58,11 @@ async def stage(
 ANNA, BEN = ActorRef("anna"), ActorRef("ben")
 
 
+async def host_classes(stage: RayStage) -> int:
+    """How many classes of hosts Ray has made in Ben's process."""
+    return (await stage.port.ask(BEN, AskFacts(), deadline_s=PATIENCE_S)).facts["host_classes"]
+
+
 async def eventually[T](attempt: Callable[[], Awaitable[T]]) -> T:
     """The first outcome of `attempt` that is not `ActorLost`."""
     async with asyncio.timeout(PATIENCE_S):
@@ -85,6 +90,11 @@ async def test_three_thousand_asks_at_once_need_few_frames(stage: RayStage) -> N
     answers = await asyncio.gather(*asks)
     assert [int(answer.text) for answer in answers] == list(range(3000))
     assert link.frames - before <= 30
+
+
+async def test_ray_keeps_no_record_of_each_frame(stage: RayStage) -> None:
+    host = stage._cast.member(BEN).reference
+    assert host._ray_enable_task_events is False
 
 
 async def test_messages_of_any_size_arrive(stage: RayStage) -> None:
@@ -168,6 +178,7 @@ async def test_a_death_is_noticed_and_followed_by_a_new_incarnation(stage: RaySt
     (carl,) = await stage.spawn(Part(name="carl", actor=Player, restarts=1))
     assert (await stage.port.ask(BEN, PassOn(to="carl", text="x"), deadline_s=PATIENCE_S)).incarnation == 0
     key = (await stage.port.ask(carl, Store(count=10), deadline_s=PATIENCE_S)).text
+    known = await host_classes(stage)
     hanging = asyncio.ensure_future(stage.port.ask(carl, Hang()))
     await stage.port.ask(carl, Say(text="x"), deadline_s=PATIENCE_S)
     os.kill(stage.pid(carl), signal.SIGKILL)
@@ -184,6 +195,7 @@ async def test_a_death_is_noticed_and_followed_by_a_new_incarnation(stage: RaySt
             raise ActorLost(str(error)) from error
 
     assert (await eventually(through_ben)).incarnation == 1
+    assert await host_classes(stage) == known, "a peer's next incarnation is of the class that is known already"
     with pytest.raises(HandlerFailed, match="KeyError"):  # the blob died with its owner
         await stage.port.ask(BEN, Sum(key=key), deadline_s=PATIENCE_S)
 
