@@ -79,11 +79,14 @@ LOOK_S, LOOK_DEADLINE_S = 5.0, 4.0
 WARM_UP_S = 180.0
 """Of a process, in which caches fill. Engines and learners make a kernel for each size of batch that they meet."""
 LEAST_SAMPLES = 15
-SMALL_BYTES_PER_MINUTE = 1 << 20
-"""Growth that counts as none: at this pace an actor takes 1.4 GiB more in a day."""
-BYTES_PER_MINUTE = {"generator": 20 << 20, "learner": 20 << 20}
-"""Those that compute with tensors: a kernel is made and kept for each new size of batch, up to a number of kernels, and
-a run that is a quarter of an hour old still meets new ones."""
+SMALL_BYTES_PER_MINUTE = 512 << 10
+"""Growth that counts as none, in the last quarter of a run this long. There is some to see (docs/faults.md, "What
+grows"): what Ray keeps of each actor that died, two or three a minute here; and a heap's high-water mark rises by a
+step of some hundred KiB now and then, which is all the slope of three minutes if it falls into them."""
+BYTES_PER_MINUTE = {"environment": 1 << 20, "generator": 20 << 20, "learner": 20 << 20}
+"""An environment keeps its last 4,096 results, 1.4 KiB each, and has not met so many for seven minutes. Those that
+compute with tensors make and keep a kernel for each new size of batch, up to a number of kernels, and a run that is a
+quarter of an hour old still meets new ones."""
 OPEN_PER_MINUTE = 0.5
 OPEN_KINDS = ("leases", "wishes", "rollouts", "calls")
 
