@@ -59,6 +59,10 @@ class AdmissionQueue:
             if group in self._groups and group not in self._probes:
                 self._push(group)
 
+    def groups(self) -> set[str]:
+        """Groups that wait."""
+        return set(self._groups)
+
     def forget_finished_groups(self, alive: set[str]) -> None:
         """Drop what is known of groups that neither wait nor run."""
         keep = alive | self._groups.keys()
