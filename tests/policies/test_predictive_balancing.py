@@ -335,29 +335,47 @@ def test_a_group_that_has_shown_long_rollouts_takes_more_room() -> None:
     assert counts["short"] > 2 * counts["long"] > 0
 
 
-def test_rollouts_of_a_group_spread_evenly_though_others_lie_unevenly() -> None:
+def test_whoever_waits_is_let_in_by_what_its_group_has_shown() -> None:
+    """There is room for one more short one, not for another long one."""
+    granted = {}
+    for waits in ("short", "long"):
+        balancing = predictive(kv_tokens=40_000, sigmas=0.0)
+        for group in ("short", "long"):
+            balancing.wish(wish(f"{group}-stays", group))
+        for index in range(64):
+            group, tokens = ("short", 400) if index % 2 else ("long", LONGEST - 1)
+            balancing.wish(wish(f"{group}-{index}", group))
+            assert balancing.grants()
+            balancing.release(f"{group}-{index}", tokens)
+        while True:  # filled up with long ones
+            balancing.wish(wish(f"next-{len(balancing._sessions)}", "long"))
+            if not balancing.grants():
+                break
+        balancing.withdraw(f"next-{len(balancing._sessions)}")
+        balancing.wish(wish("last", waits))
+        granted[waits] = [lease.rollout for lease in balancing.grants()]
+    assert granted == {"short": ["last"], "long": []}
+
+
+def test_equal_generators_take_turns_though_prompts_differ() -> None:
+    """So each has as many of each group, whose rollouts come one after another."""
     balancing = predictive(generators=4)
-    for index in range(6):
-        balancing.wish(Wish(rollout=f"odd-{index}", prompt_tokens=PROMPT * (1 + index % 2), max_tokens=LONGEST))
-    balancing.grants()
-    for index in range(10):
-        balancing.wish(wish(f"alike-{index}", "alike"))
-    placed = [lease.generator for lease in balancing.grants()]
-    counts = [placed.count(f"g{index}") for index in range(4)]
-    assert sum(counts) == 10 and max(counts) - min(counts) <= 1 + 1
+    for index, prompt in enumerate([100, 300, 200, 100, 300, 100, 200, 300]):
+        balancing.wish(Wish(rollout=f"r{index}", prompt_tokens=prompt, max_tokens=LONGEST))
+    assert [lease.generator for lease in balancing.grants()] == ["g0", "g1", "g2", "g3"] * 2
 
 
 def test_the_next_one_goes_where_the_least_is_left_to_do_not_where_the_most_room_is() -> None:
-    """Four that are nearly done hold more than ten that have just begun, and are done much sooner."""
-    balancing = predictive(generators=2)
+    """Twelve that are nearly done hold more than eight that have just begun ever will, and are done much sooner."""
+    balancing = predictive(kv_tokens=100_000, generators=2)
     show(balancing, [LONGEST - 1] * 300)
-    for index in range(14):
-        target = "g0" if index < 4 else "g1"
+    for index in range(20):
+        target = "g0" if index < 12 else "g1"
         balancing.wish(wish(f"r{index}").model_copy(update={"generator": target}))
-    assert len(balancing.grants()) == 14
-    for index in range(4):
+    assert len(balancing.grants()) == 20
+    for index in range(12):
         balancing.progressed(f"r{index}", LONGEST - 200)
-    before, begun = balancing.loads()
-    assert before.promised < begun.promised, "in the end; now it holds the more"
+    nearly_done, begun = balancing.loads()
+    assert nearly_done.promised > begun.promised
     balancing.wish(wish("next"))
     assert [lease.generator for lease in balancing.grants()] == ["g0"]
