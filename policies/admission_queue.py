@@ -70,6 +70,10 @@ class AdmissionQueue:
         """Of how many groups something is remembered that did not begin just now."""
         return len(self._started)
 
+    def groups(self) -> set[str]:
+        """Groups that wait."""
+        return set(self._groups)
+
     def forget_finished_groups(self, alive: set[str]) -> None:
         """Drop what is known of groups that neither wait nor run."""
         keep = alive | self._groups.keys()

@@ -34,7 +34,7 @@ class BalancerOptions(Options):
     done. The default is the paper's 16,384 rollouts on 64 GPUs."""
     coefficient: Annotated[float, Field(gt=0, le=1)] = 0.7
     """oversubscribed: capacity / coefficient is promised. 0.7 is the value of the paper's unreleased scheduler."""
-    sigmas: Annotated[float, Field(ge=0)] = 2.0
+    sigmas: Annotated[float, Field(ge=0)] = 1.0
     """predictive: standard deviations of the predicted demand that are kept free."""
 
 

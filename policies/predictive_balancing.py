@@ -6,7 +6,11 @@ a margin of `sigmas` standard deviations) stays within the budget; the margin sh
 ones in it would end up alone in the tail, which costs more than a few preemptions. Rollouts are sticky: KV never moves.
 
 Rollouts tell their lengths at the ends of turns, and a turn may be most of a rollout. In between, they are taken to
-have grown as fast as turns on their generator have lately.
+have grown as fast as turns on their generator have lately. Rollouts of one group are alike: what some have shown tells
+how much longer or shorter than others the rest become (`policies.group_lengths`).
+
+A rollout goes to the generator that has the least work ahead, not to the one with the most room: how much longer a
+generator has to go is what counts in the end.
 
 Order: one rollout of each group first (probes), then groups by the longest rollout that they have shown, longest first,
 so that long ones do not end up alone in the tail; every `OLDEST_EVERY`-th grant goes to whoever has waited longest.
@@ -19,9 +23,10 @@ Invariants, beside those of `policies.balancing`:
 
 from __future__ import annotations
 
-from policies.admission_queue import AdmissionQueue, group_of
+from policies.admission_queue import AdmissionQueue
 from policies.balancing import BalancerOptions, Capacity, Lease, Wish
 from policies.demand_forecast import Demand, Session
+from policies.group_lengths import Group, Groups
 from policies.lease_books import GeneratorBooks, LeaseBooks
 from policies.length_prediction import BUCKETS, LengthPrediction
 
@@ -48,6 +53,7 @@ class Predictive(LeaseBooks):
         self._lengths: LengthPrediction | None = None
         self._demands: dict[str, Demand] = {}
         self._sessions: dict[str, Session] = {}
+        self._groups = Groups()
         self._queue = AdmissionQueue()
         self._time = 0.0
         self._ends = 0
@@ -64,13 +70,14 @@ class Predictive(LeaseBooks):
             self._lengths = LengthPrediction(capacity.max_sequence_tokens)
             for session in self._sessions.values():
                 session.bucket = session.learned = self._bucket_of(session.tokens)
-        self._demands[capacity.generator] = Demand(self.options.sigmas)
+                self._lengths.started(session.bucket)
+        self._demands[capacity.generator] = Demand()
         self._predict_anew()
 
     def generator_left(self, generator: str) -> tuple[str, ...]:
         ended = super().generator_left(generator)
         for rollout in ended:
-            del self._sessions[rollout]
+            self._prediction.lost(self._sessions.pop(rollout).learned)
         self._demands.pop(generator, None)
         return ended
 
@@ -95,12 +102,15 @@ class Predictive(LeaseBooks):
         demand = self._demands[name]
         demand.learn_speed(session, tokens, self._time)
         session.tokens, session.time = tokens, self._time
-        bucket = self._bucket_of(tokens)
-        session.came_to(bucket, self._prediction)
-        if bucket != session.bucket:
-            demand.leave(session.bucket, self._prediction)
-            session.bucket = bucket
-            demand.enter(bucket, self._prediction)
+        session.bucket = bucket = self._bucket_of(tokens)
+        if bucket != session.learned:
+            self._prediction.passed(session.learned, bucket)
+            session.learned = bucket
+        place = session.group.kind * BUCKETS + bucket
+        if place != session.place:
+            demand.leave(session.place, self._prediction)
+            session.place = place
+            demand.enter(place, self._prediction)
             self.rank_anew(name)
         self._look_at(name)
         # Nobody is let in for this, though the peak may be lower now: the next end of a rollout is soon enough. In
@@ -113,15 +123,18 @@ class Predictive(LeaseBooks):
             return
         session = self._sessions.pop(rollout)
         demand = self._demands[lease.generator]
-        demand.leave(session.bucket, self._prediction)  # it is ranked anew since the lease has ended
+        demand.leave(session.place, self._prediction)  # it is ranked anew since the lease has ended
         self._look_at(lease.generator)
-        if tokens is not None:
+        if tokens is None:
+            self._prediction.lost(session.learned)
+        else:
             if tokens > session.tokens:
                 demand.learn_speed(session, tokens, self._time)
             bucket = self._bucket_of(tokens)
-            session.came_to(bucket, self._prediction)
+            self._prediction.passed(session.learned, bucket)
             self._prediction.ended(bucket)
-            self._queue.ended(session.group, tokens)
+            session.group.has_ended(self._prediction.risk[bucket])
+            self._queue.ended(session.group.name, tokens)
             self._ends += 1
             if self._ends >= self._next_refresh:
                 self._next_refresh = self._ends + max(min(REFRESH_EVERY, self._ends), int(self._ends * REFRESH_SHARE))
@@ -133,15 +146,21 @@ class Predictive(LeaseBooks):
         return round(self._demands[books.name].expected_peak())
 
     def rank(self, books: GeneratorBooks) -> tuple[bool, float, int, int]:
-        return bool(books.leases), self._demands[books.name].peak() / books.budget, books.chosen, books.joined
+        """The least work ahead first, for its KV cache, counted in whole rollouts.
+
+        Smaller differences mean little. Generators that are equal take turns, which spreads each group over all of
+        them.
+        """
+        rollouts = self._demands[books.name].work() // self._prediction.fresh_work
+        return bool(books.leases), rollouts / books.budget, books.chosen, books.joined
 
     def choose(self, wish: Wish) -> GeneratorBooks | None:
-        """The generator with the most predicted room, if that is enough; an idle one always takes a wish."""
+        """The generator with the least work ahead, if it is expected to have room; an idle one always takes a wish."""
         best = super().choose(wish)
         if best is None or not best.leases:
             return best
-        bucket = self._bucket_of(wish.prompt_tokens)
-        peak = self._demands[best.name].peak_with(bucket, self._prediction, self._sigmas())
+        place = self._groups.kind(wish.group) * BUCKETS + self._bucket_of(wish.prompt_tokens)
+        peak = self._demands[best.name].peak_with(place, self._prediction, self._sigmas())
         return best if peak <= best.budget else None
 
     def _sigmas(self) -> float:
@@ -160,11 +179,14 @@ class Predictive(LeaseBooks):
         lease = super().grant(wish, books)
         self._queue.remove(wish)
         self._queue.started(wish)
-        session = Session(group_of(wish), wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
+        # Who stands alone is compared with nobody.
+        group = self._groups.named(wish.group) if wish.group else Group(wish.rollout)
+        session = Session(group, wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
         self._sessions[wish.rollout] = session
+        self._prediction.started(session.bucket)
+        self._demands[books.name].enter(session.place, self._prediction)  # ranked anew, as it has one lease more
         if self._queue.known_groups > KNOWN_GROUPS * (len(self._sessions) + len(self._waiting)) + REFRESH_EVERY:
-            self._queue.forget_finished_groups({session.group for session in self._sessions.values()})
-        self._demands[books.name].enter(session.bucket, self._prediction)  # ranked anew, as it has one lease more
+            self._forget_finished_groups()
         return lease
 
     def first(self) -> Wish:
@@ -182,16 +204,31 @@ class Predictive(LeaseBooks):
         return self._prediction.bucket(tokens)
 
     def _predict_anew(self) -> None:
-        self._prediction.refresh()
-        for name in self._books:
-            self._recount(name)
+        """Look at everything again: lengths, groups, demands."""
+        for name, demand in self._demands.items():
+            demand.locate(self._sessions_of(name), self._prediction, self._time)
+        supposed = [0] * BUCKETS
+        for session in self._sessions.values():
+            supposed[session.bucket] += 1
+        self._prediction.refresh(supposed)
+        risk = self._prediction.risk
+        self._groups.compare((session.group, risk[session.bucket]) for session in self._sessions.values())
+        for name, demand in self._demands.items():
+            demand.recount(self._sessions_of(name), self._prediction)
+            self.rank_anew(name)
 
     def _look_at(self, name: str) -> None:
         """Bring a generator's demand up to the time, if its rollouts may have come much further."""
-        if self._demands[name].is_outdated(self._prediction, self._time):
-            self._recount(name)
+        demand = self._demands[name]
+        if demand.is_outdated(self._prediction, self._time):
+            demand.locate(self._sessions_of(name), self._prediction, self._time)
+            demand.recount(self._sessions_of(name), self._prediction)
+            self.rank_anew(name)
 
-    def _recount(self, name: str) -> None:
-        sessions = [self._sessions[rollout] for rollout in self._books[name].leases]
-        self._demands[name].recount(sessions, self._prediction, self._time)
-        self.rank_anew(name)
+    def _sessions_of(self, name: str) -> list[Session]:
+        return [self._sessions[rollout] for rollout in self._books[name].leases]
+
+    def _forget_finished_groups(self) -> None:
+        alive = {session.group.name for session in self._sessions.values()}
+        self._queue.forget_finished_groups(alive)
+        self._groups.forget_all_but(alive | self._queue.groups())

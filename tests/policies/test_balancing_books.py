@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import ClassVar
 
 from hypothesis import settings
@@ -12,6 +13,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from policies.balancing import BalancerOptions, Capacity, Lease, Strategy, StrategyName, Wish
 from policies.balancing_strategies import make_strategy
 from policies.lease_books import LeaseBooks
+from policies.length_prediction import BUCKETS
+from policies.predictive_balancing import Predictive
 
 NAMES = ("g0", "g1", "g2")
 LONGEST = 512
@@ -223,6 +226,14 @@ class PredictiveBooks(Books):
         for load in self.balancing.loads():
             if load.capacity.generator in granted:
                 assert load.sessions == 1 or load.promised <= self.kv[load.capacity.generator]
+
+    @invariant()
+    def it_has_learned_where_each_rollout_is(self) -> None:
+        assert isinstance(self.balancing, Predictive)
+        lengths = self.balancing._lengths
+        if lengths is not None:
+            here = Counter(lengths.bucket(self.lengths[rollout]) for rollout in self.leases)
+            assert [here[bucket] for bucket in range(BUCKETS)] == lengths._here
 
 
 WITH_EFFORT = settings(max_examples=40, stateful_step_count=40, deadline=None)
