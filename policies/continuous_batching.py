@@ -159,7 +159,8 @@ class ContinuousBatching:
         self.peak_blocks = pool.total - pool.free
         clock = self._clock = self._clock + steps
         self.counts.generated_tokens += steps * work.decoding
-        finished, ends = list[_Sequence](), self._ends
+        finished: list[_Sequence] = []
+        ends = self._ends
         while ends and ends[0][0] <= clock:
             sequence = self._running.get(heapq.heappop(ends)[1])
             if sequence is not None:
