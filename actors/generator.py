@@ -178,8 +178,9 @@ class GeneratorActor(Watched):
     async def _forget(self, rollout: str) -> None:
         self._waves.left(rollout)
         self._histories.pop(rollout, None)
-        for turn in self._turns.pop(rollout, {}):
-            await self._engine.abort(f"{rollout}#{turn}")
+        for turn, sampled in self._turns.pop(rollout, {}).items():
+            if not sampled.done():
+                await self._engine.abort(f"{rollout}#{turn}")
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:

@@ -245,7 +245,7 @@ class ContinuousBatching:
     def _admit(self, hits: Hits) -> _Sequence:
         sequence = self._waiting.popleft()
         self._pool.attach(sequence.holding, hits)
-        sequence.order, sequence.computed = self._admitted, hits.blocks * self._block
+        sequence.order, sequence.computed = self._admitted, hits[0] * self._block
         self._admitted += 1
         self._running[sequence.order] = sequence
         counts = self.counts
