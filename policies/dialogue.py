@@ -133,7 +133,7 @@ class TurnTaking(ABC):
             return
         self._pending = turn.calls
         if not self._limits.tools:
-            self._pending = [request.model_copy(update={"refusal": TOOLS_OFF}) for request in self._pending]
+            self._pending = [request._replace(refusal=TOOLS_OFF) for request in self._pending]
         if not self._pending:
             self._answered()
         elif not self._runnable():
