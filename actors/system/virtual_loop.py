@@ -103,7 +103,7 @@ class VirtualLoop(ConfinedLoop):
 
     async def sleep(self, seconds: float) -> None:
         """As `Clock.sleep`."""
-        future: asyncio.Future[None] = asyncio.Future(loop=self)
+        future: asyncio.Future[None] = asyncio.Future()  # of the loop that runs: a dictionary less than `loop=self`
         handle = self.call_later(seconds, _wake, future)
         try:
             await future
@@ -157,8 +157,8 @@ class VirtualLoop(ConfinedLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Any, *, context: Any = None, eager_start: bool = False, **_: Any) -> Any:
-        # asyncio would take names from a counter of the whole process; these also say which task is older.
+    def create_task(self, coro: Any, *, name: object = None, context: Any = None, eager_start: bool = False) -> Any:
+        # Not `name`, which asyncio takes from a counter of the whole process; these also say which task is older.
         return Task(coro, loop=self, name=next(self._names), context=context, eager_start=eager_start)
 
     def tasks_of(self, owner: str) -> list[asyncio.Task[Any]]:
