@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.messages import (
     CallFinished,
@@ -77,13 +79,14 @@ class EnvironmentPool:
         self.retried_elsewhere = 0
         """Calls given to another environment, or to a restarted one, because one had failed them."""
 
-    async def run(self, call: ToolCall, trajectory: str = "") -> ToolResult:
+    def run(self, call: ToolCall, trajectory: str = "") -> Coroutine[Any, Any, ToolResult]:
         """Run one call. What failed everywhere is a `sandbox_failure`; never raises for a failure.
 
         Cells belong to the session of their `trajectory`.
         """
-        if call.tool != JUPYTER_TOOL:
-            return await self._run(call, trajectory, None)
+        return self._run_cell(call, trajectory) if call.tool == JUPYTER_TOOL else self._run(call, trajectory, None)
+
+    async def _run_cell(self, call: ToolCall, trajectory: str) -> ToolResult:
         session = self._sessions.get(trajectory)
         if session is None:
             session = self._sessions[trajectory] = _Session(f"{trajectory}@{self._port.fresh_id()}")

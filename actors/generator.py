@@ -192,8 +192,9 @@ class GeneratorActor(Watched):
         self._forgotten[rollout] = None
         if len(self._forgotten) > FORGOTTEN:
             self._forgotten.popitem(last=False)
-        for turn in self._turns.pop(rollout, {}):
-            await self._engine.abort(f"{rollout}#{turn}")
+        for turn, sampled in self._turns.pop(rollout, {}).items():
+            if not sampled.done():
+                await self._engine.abort(f"{rollout}#{turn}")
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:

@@ -130,9 +130,9 @@ class RolloutActor(Watched):
         assert self._chat is not None, "start() loads it"
         return Dialogue(id=request.id, chat=self._chat, problem=request.problem, limits=request.limits)
 
-    async def run_call(self, call: ToolCall, trajectory: str) -> ToolResult:
+    def run_call(self, call: ToolCall, trajectory: str) -> Coroutine[Any, Any, ToolResult]:
         """Run one call; one whose environment died is tried on another."""
-        return await self._environments.run(call, trajectory)
+        return self._environments.run(call, trajectory)
 
     def end_session(self, trajectory: str) -> None:
         """The trajectory runs no more code."""
@@ -157,20 +157,21 @@ class _Play:
     def __init__(self, actor: RolloutActor, request: RunRollout, dialogue: Dialogue) -> None:
         self._actor, self._request, self._dialogue = actor, request, dialogue
         self._granted: LeaseGranted | None = None
-        self._generator = ""
+        self._generator = ActorRef("")
         self._known = 0
         self._waited_seconds = 0.0
         self._queued = False
         self._final_tokens: int | None = None
 
     async def to_the_end(self) -> Trajectory:
+        run = self._actor.run_call
         try:
             while True:
                 match self._dialogue.next_action():
                     case Sample() as sample:
                         await self._sample(sample)
                     case Execute(calls):
-                        self._dialogue.executed(await _in_order([self._run(call) for call in calls]))
+                        self._dialogue.executed(await _in_order([run(call, self._request.id) for call in calls]))
                     case Verify(extracted, gold):
                         self._final_tokens = self._dialogue.length
                         self._release()  # the cache is of more use to others
@@ -221,7 +222,7 @@ class _Play:
             raise ActorLost(f"{self._lease().generator} has lost the rollout ({sampled.finish})")
         return sampled
 
-    async def _ask_turn(self, sample: Sample) -> TurnSampled:
+    def _ask_turn(self, sample: Sample) -> Coroutine[Any, Any, TurnSampled]:
         lease, dialogue = self._lease(), self._dialogue
         scripted = isinstance(dialogue, ScriptedDialogue)
         turn = SampleTurn(
@@ -236,7 +237,7 @@ class _Play:
             seed=self._actor.turn_seed(self._request.id, sample.turn),
             seat=self._request.seat,
         )
-        return await self._actor.port.ask(ActorRef(lease.generator), turn, TURN_DEADLINE_S)
+        return self._actor.port.ask(self._generator, turn, TURN_DEADLINE_S)
 
     async def _acquire(self) -> None:
         start = self._actor.port.clock.now_ns()
@@ -251,7 +252,7 @@ class _Play:
             )
         )
         assert self._granted.lease is not None, "a refused wish has raised"
-        self._generator = self._granted.lease.generator
+        self._generator = ActorRef(self._granted.lease.generator)
         self._known = 0
         self._queued |= self._granted.queued
         self._waited_seconds += seconds_since(self._actor.port.clock, start)
@@ -264,9 +265,6 @@ class _Play:
     def _lease(self) -> Lease:
         assert self._granted is not None and self._granted.lease is not None
         return self._granted.lease
-
-    async def _run(self, call: ToolCall) -> ToolResult:
-        return await self._actor.run_call(call, self._request.id)
 
     def _trajectory(self, finished: Finished) -> Trajectory:
         dialogue, request = self._dialogue, self._request
@@ -284,7 +282,7 @@ class _Play:
             finish=finished.finish,
             verdict=finished.verdict,
             reward=float(finished.verdict.correct),
-            generator=self._generator,
+            generator=self._generator.name,
             waited_seconds=self._waited_seconds,
             queued=self._queued,
         )

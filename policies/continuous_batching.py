@@ -159,7 +159,8 @@ class ContinuousBatching:
         self.peak_blocks = pool.total - pool.free
         clock = self._clock = self._clock + steps
         self.counts.generated_tokens += steps * work.decoding
-        finished, ends = list[_Sequence](), self._ends
+        finished: list[_Sequence] = []
+        ends = self._ends
         while ends and ends[0][0] <= clock:
             sequence = self._running.get(heapq.heappop(ends)[1])
             if sequence is not None:
@@ -244,7 +245,7 @@ class ContinuousBatching:
     def _admit(self, hits: Hits) -> _Sequence:
         sequence = self._waiting.popleft()
         self._pool.attach(sequence.holding, hits)
-        sequence.order, sequence.computed = self._admitted, hits.blocks * self._block
+        sequence.order, sequence.computed = self._admitted, hits[0] * self._block
         self._admitted += 1
         self._running[sequence.order] = sequence
         counts = self.counts

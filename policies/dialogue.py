@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from env.tool_call import PYTHON_TOOL, ToolCall, ToolName, ToolResult
@@ -51,31 +50,27 @@ class DialogueLimits(LimitOptions):
     """What the model may call; without any, each call is answered by a refusal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """The model's turn: continue the history by at most `max_tokens`."""
 
     turn: int
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(NamedTuple):
     """Run these calls; the answer has one result for each, in order."""
 
     calls: tuple[ToolCall, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(NamedTuple):
     """Compare this answer with the gold, where comparing may take long; no more tokens will come."""
 
     extracted: str
     gold: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The dialogue is over."""
 
     finish: Finish
@@ -138,7 +133,7 @@ class TurnTaking(ABC):
             return
         self._pending = turn.calls
         if not self._limits.tools:
-            self._pending = [request.model_copy(update={"refusal": TOOLS_OFF}) for request in self._pending]
+            self._pending = [request._replace(refusal=TOOLS_OFF) for request in self._pending]
         if not self._pending:
             self._answered()
         elif not self._runnable():

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import GetCoreSchemaHandler
@@ -37,14 +38,16 @@ class CountedTokens(NamedTuple):
 
     def grown(self, tokens: int, turns: int = 0) -> CountedTokens:
         """The sequence with `tokens` more, which hold `turns` more model turns."""
-        return CountedTokens(
-            self.prompt, self.prompt_tokens, self.sequence, self.turns + turns, self.length + tokens, self.skip
-        )
+        prompt, prompt_tokens, sequence, before, length, skip = self
+        return _counted((prompt, prompt_tokens, sequence, before + turns, length + tokens, skip))
 
     def without(self, tokens: int) -> CountedTokens:
         """The end of the sequence, `tokens` at its beginning left out."""
-        # Not `_replace`: there are hundreds of thousands of these, and it takes several times as long.
-        return CountedTokens(self.prompt, self.prompt_tokens, self.sequence, self.turns, self.length, tokens)
+        return _counted((*self[:-1], tokens))
+
+
+_counted = partial(tuple.__new__, CountedTokens)
+"""As `CountedTokens._make`, without a step of the interpreter: there are hundreds of thousands of these."""
 
 
 class ScriptedCall(NamedTuple):

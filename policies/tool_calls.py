@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, ToolCall, ToolName, ToolResult
-from policies.trajectory import Record
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
@@ -57,7 +56,7 @@ def schemas_of(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
     return [SCHEMAS[name] for name in tools]
 
 
-class RequestedCall(Record):
+class RequestedCall(NamedTuple):
     """A call as the model asked for it. `refusal` is set when it can't be run as it stands."""
 
     call: ToolCall

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import gc
 import heapq
 import itertools
@@ -24,7 +23,7 @@ import sys
 from asyncio import Task
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from random import Random
 from typing import Any
 
@@ -42,29 +41,30 @@ class Stalled(RuntimeError):
     """Everybody waits and nothing will ever happen: a wake-up was lost."""
 
 
-def _nothing() -> None:
-    return None
+type Call = tuple[Any, ...]
+"""A function, and what it is called with: taken as one (nobody names a loop's `callback`), it is packed once."""
 
 
-class VirtualHandle(functools.partial):
-    """A callback, called in its context: `VirtualHandle(context.run, callback, *arguments)`.
+class VirtualHandle(list[Any]):
+    """A callback that can be cancelled: `[when it is due, its serial number, its context, its call]`.
 
-    A partial, since millions are made and called, and of a partial both cost no step of the interpreter.
+    A list, since timers are sorted hundreds of thousands of times, which takes no step of the interpreter this way.
     """
 
     __slots__ = ()
 
     def cancel(self) -> None:
         """As `asyncio.Handle.cancel`; what it held is free at once."""
-        self.__setstate__((_nothing, (), {}, None))  # pyright: ignore[reportAttributeAccessIssue] - not in typeshed
+        self[2:] = None, None
 
     def cancelled(self) -> bool:
-        return self.func is _nothing
+        return self[3] is None
 
-    @property
-    def owner(self) -> str:
-        """The actor on whose behalf it runs; nobody, if it is cancelled."""
-        return "" if self.func is _nothing else self.func.__self__.get(OWNER, "")
+    def __call__(self) -> None:
+        """Call back, in the context that is entered already."""
+        if self[3] is not None:
+            function, *arguments = self[3]
+            function(*arguments)
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -77,15 +77,17 @@ class VirtualLoop(ConfinedLoop):
 
     def __init__(self, explore: Random | None = None) -> None:
         self._now = 0
-        self._ready: deque[Callable[[], Any]] = deque()
-        self._timers: list[tuple[int, int, VirtualHandle]] = []
+        self._ready: deque[tuple[Context, Call]] = deque()
+        self._timers: list[VirtualHandle] = []
         self._serial = 0
-        self._line: deque[tuple[int, int, VirtualHandle]] = deque()
+        self._line: deque[list[Any]] = deque()
+        """As timers."""
         self._delay_ns = 0
         self._explore = explore
         self.explores = explore is not None
-        self._queues: dict[str, deque[VirtualHandle]] = {}
-        self._make_ready: Callable[[VirtualHandle], object] = self._ready.append if explore is None else self._enqueue
+        self._queues: dict[str, deque[tuple[Context, Call]]] = {}
+        self._make_ready: Callable[[tuple[Context, Call]], object]
+        self._make_ready = self._ready.append if explore is None else self._enqueue
         self._running = self._closed = False
         self._failure: BaseException | None = None
         self._names = map(str, itertools.count(1))
@@ -101,7 +103,7 @@ class VirtualLoop(ConfinedLoop):
 
     async def sleep(self, seconds: float) -> None:
         """As `Clock.sleep`."""
-        future = asyncio.Future[None](loop=self)
+        future: asyncio.Future[None] = asyncio.Future()  # of the loop that runs: a dictionary less than `loop=self`
         handle = self.call_later(seconds, _wake, future)
         try:
             await future
@@ -111,18 +113,23 @@ class VirtualLoop(ConfinedLoop):
 
     # --- scheduling -----------------------------------------------------------------------------
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        handle = VirtualHandle((context or copy_context()).run, callback, *args)
-        self._make_ready(handle)
-        return handle
+    def call_soon(self, *call: Any, context: Context | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - see `Call`
+        """What is called in a context that is given has no handle: so do tasks and futures, which cancel nothing, and
+        of whose callbacks there are millions."""
+        if context is None:
+            handle = VirtualHandle((self._now, 0, copy_context(), call))
+            self._make_ready((handle[2], (handle,)))
+            return handle
+        self._make_ready((context or copy_context(), call))
+        return None
 
-    def call_at_ns(self, when: int, callback: Callable[..., Any], *args: Any, context: Any = None) -> VirtualHandle:
-        """Run `callback` at a time in nanoseconds, at once if it is past."""
+    def call_at_ns(self, when: int, *call: Any, context: Context | None = None) -> VirtualHandle:
+        """Call back at a time in nanoseconds, at once if it is past."""
         if when < self._now:
             when = self._now
-        handle = VirtualHandle((context or copy_context()).run, callback, *args)
         self._serial += 1
-        heapq.heappush(self._timers, (when, self._serial, handle))
+        handle = VirtualHandle((when, self._serial, context or copy_context(), call))
+        heapq.heappush(self._timers, handle)
         return handle
 
     def set_line(self, delay_ns: int) -> None:
@@ -130,27 +137,28 @@ class VirtualLoop(ConfinedLoop):
         assert not self._line or delay_ns == self._delay_ns, "what is on the line has its time already"
         self._delay_ns = delay_ns
 
-    def put_on_line(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context) -> None:
+    def put_on_line(self, *call: Any, context: Context) -> None:
         """See `set_line`."""
         self._serial += 1
-        self._line.append((self._now + self._delay_ns, self._serial, VirtualHandle(context.run, callback, *args)))
+        self._line.append([self._now + self._delay_ns, self._serial, context, call])
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+    def call_later(self, delay: float, *call: Any, context: Context | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - see `Call`
         # As call_at_ns, without its arguments' being packed once more: engines set a timer for every step.
         after = round(delay * NS)
-        handle = VirtualHandle((context or copy_context()).run, callback, *args)
         self._serial += 1
-        heapq.heappush(self._timers, (self._now + after if after > 0 else self._now, self._serial, handle))
+        when = self._now + after if after > 0 else self._now
+        handle = VirtualHandle((when, self._serial, context or copy_context(), call))
+        heapq.heappush(self._timers, handle)
         return handle
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        return self.call_at_ns(round(when * NS), callback, *args, context=context)
+    def call_at(self, when: float, *call: Any, context: Context | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - see `Call`
+        return self.call_at_ns(round(when * NS), *call, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Any, *, context: Any = None, eager_start: bool = False, **_: Any) -> Any:
-        # asyncio would take names from a counter of the whole process; these also say which task is older.
+    def create_task(self, coro: Any, *, name: object = None, context: Any = None, eager_start: bool = False) -> Any:
+        # Not `name`, which asyncio takes from a counter of the whole process; these also say which task is older.
         return Task(coro, loop=self, name=next(self._names), context=context, eager_start=eager_start)
 
     def tasks_of(self, owner: str) -> list[asyncio.Task[Any]]:
@@ -192,17 +200,18 @@ class VirtualLoop(ConfinedLoop):
         ready, line, timers = self._ready, self._line, self._timers
         while True:
             while ready:
-                ready.popleft()()
+                context, call = ready.popleft()
+                context.run(*call)
             if task.done():
                 return
             if line and (not timers or line[0] < timers[0]):
-                self._now, _, handle = line.popleft()
-                handle()
+                self._now, _, context, call = line.popleft()
+                context.run(*call)
             elif timers:
-                when, _, handle = heapq.heappop(timers)
-                if handle.func is not _nothing:  # a timer that was cancelled does not move the clock
+                when, _, context, call = heapq.heappop(timers)
+                if call is not None:  # a timer that was cancelled does not move the clock
                     self._now = when
-                    handle()
+                    context.run(*call)
             else:
                 raise self._stalled()
 
@@ -216,10 +225,10 @@ class VirtualLoop(ConfinedLoop):
             owners = list(self._queues)
             owner = owners[explore.randrange(len(owners))]
             queue = self._queues[owner]
-            handle = queue.popleft()
+            context, call = queue.popleft()
             if not queue:
                 del self._queues[owner]
-            handle()
+            context.run(*call)
         if self._failure is not None:
             self._raise_failure()
 
@@ -232,14 +241,14 @@ class VirtualLoop(ConfinedLoop):
             when = min(queue[0][0] for queue in (line, timers) if queue)
             while (line and line[0][0] <= when) or (timers and timers[0][0] <= when):
                 on_line = line and (not timers or line[0] < timers[0])
-                handle = (line.popleft() if on_line else heapq.heappop(timers))[2]
-                if not handle.cancelled():  # a timer that was cancelled does not move the clock
+                _, _, context, call = line.popleft() if on_line else heapq.heappop(timers)
+                if call is not None:  # a timer that was cancelled does not move the clock
                     self._now = when
-                    self._enqueue(handle)
+                    self._enqueue((context, call))
 
-    def _enqueue(self, handle: VirtualHandle) -> None:
-        """Make a callback ready, in the queue of its actor."""
-        self._queues.setdefault(handle.owner, deque()).append(handle)
+    def _enqueue(self, ready: tuple[Context, Call]) -> None:
+        """Make a callback ready, in the queue of the actor on whose behalf it runs."""
+        self._queues.setdefault(ready[0].get(OWNER, ""), deque()).append(ready)
 
     def _stalled(self) -> Stalled:
         return Stalled(f"at {self.time():.6f} s of virtual time everybody waits and no timer is set")
@@ -254,9 +263,9 @@ class VirtualLoop(ConfinedLoop):
         for _ in range(1_000_000):
             if not self._ready:
                 return
-            callback = self._ready.popleft()
+            context, call = self._ready.popleft()
             try:
-                callback()
+                context.run(*call)
             except Exception:  # the run is over, and has its result
                 logger.debug("while a run was put away", exc_info=True)
 
@@ -265,7 +274,7 @@ class VirtualLoop(ConfinedLoop):
         if self._failure is None and self._running:
             self._failure = error
             if self._explore is None:
-                self._ready.appendleft(self._raise_failure)
+                self._ready.appendleft((copy_context(), (self._raise_failure,)))
 
     def _raise_failure(self) -> None:
         assert self._failure is not None, "fail() has set it"

@@ -64,7 +64,7 @@ class VirtualPort:
 
     async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
         """See `Port.ask`."""
-        answer = asyncio.Future[R](loop=self._loop)
+        answer: asyncio.Future[R] = asyncio.Future()  # Future[R](loop=...) would make two dictionaries
         name = to.name
         target = self._post.send(self._member, name, request, answer)
         deadlines = self._deadlines
