@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from types import CoroutineType
 from typing import Any
 
 from actors.messages import (
@@ -79,7 +79,7 @@ class EnvironmentPool:
         self.retried_elsewhere = 0
         """Calls given to another environment, or to a restarted one, because one had failed them."""
 
-    def run(self, call: ToolCall, trajectory: str = "") -> Coroutine[Any, Any, ToolResult]:
+    def run(self, call: ToolCall, trajectory: str = "") -> CoroutineType[Any, Any, ToolResult]:
         """Run one call. What failed everywhere is a `sandbox_failure`; never raises for a failure.
 
         Cells belong to the session of their `trajectory`.
