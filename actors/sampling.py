@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -226,100 +225,56 @@ class Sampler:
         return f"{request.id}: {reason}"
 
 
-class _Look(NamedTuple):
-    """What is counted of one rollout."""
-
-    generator: str
-    reward: float
-    waited_seconds: float
-    response_tokens: int
-    model_tokens: int
-    turns: int
-    calls: int
-    tool_errors: int
-    duplicate_calls: int
-    calls_timed_out: int
-    could_call: bool
-    """Whether it made a call that could be run."""
-    correct: bool
-    answered: bool
-    """Whether its answer stands where it belongs."""
-    unanswered: bool
-    void_turn: bool
-    truncated: bool
-    queued: bool
-
-
-def _look_at(trajectory: Trajectory) -> _Look:
-    statuses = [record.result.status for record in trajectory.calls]
-    unanswered = trajectory.verdict.reason == "no_answer"
-    return _Look(
-        generator=trajectory.generator,
-        reward=trajectory.reward,
-        waited_seconds=trajectory.waited_seconds,
-        response_tokens=trajectory.response_tokens,
-        model_tokens=trajectory.model_tokens,
-        turns=trajectory.turns,
-        calls=len(statuses),
-        tool_errors=trajectory.tool_errors,
-        duplicate_calls=trajectory.duplicate_calls,
-        calls_timed_out=statuses.count("timeout"),
-        could_call=any(status != "invalid_call" for status in statuses),
-        correct=trajectory.verdict.correct,
-        answered=trajectory.finish == "answered" and not unanswered,
-        unanswered=unanswered,
-        void_turn=trajectory.has_void_turn,
-        truncated=trajectory.truncated,
-        queued=trajectory.queued,
-    )
-
-
 def rollout_figures(trajectories: Sequence[Trajectory]) -> Figures:
     """What is counted of a set of rollouts (void ones left out); shares are between 0 and 1.
 
     `tool_call_rate` is the share with a call that could be run, `format_rate` that with an answer where it belongs.
     """
-    # One look at each: thousands of rollouts are more than caches hold.
-    looks = [_look_at(trajectory) for trajectory in trajectories if trajectory.finish != "sandbox_failure"]
-    if not looks:
+    valid = [trajectory for trajectory in trajectories if trajectory.finish != "sandbox_failure"]
+    if not valid:
         return {"rollouts": 0.0, "void": float(len(trajectories))}
-    response_tokens = [look.response_tokens for look in looks]
+    correct = [trajectory for trajectory in valid if trajectory.verdict.correct]
+    response_tokens = [trajectory.response_tokens for trajectory in valid]
     figures: Figures = {
-        "rollouts": float(len(looks)),
-        "void": float(len(trajectories) - len(looks)),
-        "reward_mean": _mean([look.reward for look in looks]),
+        "rollouts": float(len(valid)),
+        "void": float(len(trajectories) - len(valid)),
+        "reward_mean": _mean([trajectory.reward for trajectory in valid]),
         "response_tokens_mean": _mean(response_tokens),
         "response_tokens_p95": float(np.percentile(response_tokens, 95)),
         "response_tokens_max": float(max(response_tokens)),
-        "model_tokens": float(sum(look.model_tokens for look in looks)),
-        "turns_mean": _mean([look.turns for look in looks]),
-        "tool_calls_mean": _mean([look.calls for look in looks]),
-        "tool_call_rate": _mean([look.could_call for look in looks]),
-        "format_rate": _mean([look.answered for look in looks]),
-        "tool_error_share": _tool_error_share(looks),
-        "tool_error_share_in_correct": _tool_error_share([look for look in looks if look.correct]),
-        "duplicate_call_share": _of_calls(sum(look.duplicate_calls for look in looks), looks) or 0.0,
-        "calls_timed_out": float(sum(look.calls_timed_out for look in looks)),
-        "void_turn_share": _mean([look.void_turn for look in looks]),
-        "truncated_share": _mean([look.truncated for look in looks]),
-        "no_answer_share": _mean([look.unanswered for look in looks]),
-        "queued_share": _mean([look.queued for look in looks]),
-        "lease_wait_mean_s": _mean([look.waited_seconds for look in looks]),
+        "model_tokens": float(sum(trajectory.model_tokens for trajectory in valid)),
+        "turns_mean": _mean([trajectory.turns for trajectory in valid]),
+        "tool_calls_mean": _mean([len(trajectory.calls) for trajectory in valid]),
+        "tool_call_rate": _mean([any(call.result.status != "invalid_call" for call in t.calls) for t in valid]),
+        "format_rate": _mean([t.finish == "answered" and t.verdict.reason != "no_answer" for t in valid]),
+        "tool_error_share": tool_error_share(valid),
+        "tool_error_share_in_correct": tool_error_share(correct),
+        "duplicate_call_share": duplicate_call_share(valid),
+        "calls_timed_out": float(
+            sum(record.result.status == "timeout" for trajectory in valid for record in trajectory.calls)
+        ),
+        "void_turn_share": _mean([trajectory.has_void_turn for trajectory in valid]),
+        "truncated_share": _mean([trajectory.truncated for trajectory in valid]),
+        "no_answer_share": _mean([trajectory.verdict.reason == "no_answer" for trajectory in valid]),
+        "queued_share": _mean([trajectory.queued for trajectory in valid]),
+        "lease_wait_mean_s": _mean([trajectory.waited_seconds for trajectory in valid]),
     }
     turns = Counter[str]()
-    for look in looks:
-        turns[look.generator] += look.turns
+    for trajectory in valid:
+        turns[trajectory.generator] += trajectory.turns
     return figures | {f"turns_{name}": float(count) for name, count in sorted(turns.items())}
 
 
-def _tool_error_share(looks: Sequence[_Look]) -> float | None:
-    """Tool calls that failed, as a share of all tool calls of these rollouts; None if there are none."""
-    return _of_calls(sum(look.tool_errors for look in looks), looks)
+def tool_error_share(trajectories: Sequence[Trajectory]) -> float | None:
+    """Tool calls that failed, as a share of all tool calls of these trajectories; None if there are none."""
+    calls = sum(len(trajectory.calls) for trajectory in trajectories)
+    return sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else None
 
 
-def _of_calls(count: int, looks: Sequence[_Look]) -> float | None:
-    calls = sum(look.calls for look in looks)
-    return count / calls if calls else None
+def duplicate_call_share(trajectories: Sequence[Trajectory]) -> float:
+    """Tool calls that repeat an earlier one of their rollout, as a share of all; 0 if there are none."""
+    calls = sum(len(trajectory.calls) for trajectory in trajectories)
+    return sum(trajectory.duplicate_calls for trajectory in trajectories) / calls if calls else 0.0
 
 
 def staleness_figures(trajectories: Sequence[Trajectory], learner: WeightsVersion, most: int) -> Figures:

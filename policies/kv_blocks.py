@@ -21,7 +21,7 @@ from collections.abc import Hashable
 
 type Segment = tuple[Hashable, int, int | None]
 """Of a sequence: a chain, and the blocks `start` (inclusive) to `end` (exclusive; None: open) that belong to it.
-Plain, as `Hits`: named tuples take four times as long to make, and each turn makes several."""
+Plain, as `Hits`: named tuples take several times as long to make, and each turn makes some."""
 
 type Path = tuple[Segment, ...]
 
