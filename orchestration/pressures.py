@@ -20,7 +20,7 @@ from typing import Protocol
 import psutil
 
 from actors.system.actor_faults import SLOW_TURN_S
-from env.shortage import MemoryShortage
+from env.shortage import MemoryShortage, NoSandbox
 from orchestration.run_folder import RECIPE_FILE
 
 LOOK_S = 0.05
@@ -108,7 +108,7 @@ class Squeeze:
         self.figures: dict[str, float] = {}
 
     async def keep_up(self) -> None:
-        with contextlib.suppress(LookupError, FileNotFoundError), MemoryShortage.of(self._environment) as shortage:
+        with contextlib.suppress(NoSandbox), MemoryShortage.of(self._environment) as shortage:
             while psutil.pid_exists(self._environment):
                 now = {"killed": shortage.killed(), "times refused": shortage.refused()}
                 self.figures |= {what: max(count, self.figures.get(what, 0)) for what, count in now.items()}
