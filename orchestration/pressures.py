@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -132,11 +133,9 @@ class FullDisk:
             taken = 0
             while True:
                 for piece in _PIECES:
-                    with contextlib.suppress(OSError):  # no room for so much
-                        while True:
-                            os.posix_fallocate(file.fileno(), taken, piece)
-                            taken += piece
-                            await asyncio.sleep(0)
+                    while _allocated(file.fileno(), taken, piece):
+                        taken += piece
+                        await asyncio.sleep(0)
                 self.figures |= {"MiB taken": taken >> 20, "bytes left": _room(file.fileno())}
                 self.felt = self.felt or self.figures["bytes left"] < _PIECES[-1]
                 await asyncio.sleep(LOOK_S)
@@ -179,6 +178,17 @@ def _is_stopped(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
+
+
+def _allocated(descriptor: int, offset: int, length: int) -> bool:
+    """Whether there was room for so many bytes more."""
+    try:
+        os.posix_fallocate(descriptor, offset, length)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
 
 
 def _room(descriptor: int) -> int:
