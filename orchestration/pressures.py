@@ -13,7 +13,6 @@ import errno
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +20,7 @@ from typing import Protocol
 import psutil
 
 from actors.system.actor_faults import SLOW_TURN_S
+from env.jail_processes import below
 from env.shortage import MemoryShortage, NoSandbox
 from orchestration.run_folder import RECIPE_FILE
 
@@ -72,8 +72,9 @@ class Slowness:
 
     def _stop(self, roots: set[int]) -> None:
         self._since = time.monotonic()
-        for process in below(roots):
+        for pid in [pid for root in roots for pid in (root, *below(root))]:
             with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
                 if process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
                     process.send_signal(signal.SIGSTOP)
                     self._stopped.append(process)
@@ -87,7 +88,7 @@ class Slowness:
     def _go_on(self) -> None:
         if not self._stopped:
             return
-        for process in self._stopped:
+        for process in reversed(self._stopped):  # children first: what their parents stop then is to stay so
             if process.pid not in self._others:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
@@ -154,23 +155,6 @@ def own_file_system(run: Path) -> Path:
         f"{run} is on a file system that others use, too, which a drill does not fill; mount one for runs alone "
         "(mount -t tmpfs -o size=1g tmpfs RUNS), and name it by --runs"
     )
-
-
-def below(roots: Iterable[int]) -> list[psutil.Process]:
-    """Processes and all their descendants, as far as they are there."""
-    processes: dict[int, psutil.Process] = {}
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for process in psutil.process_iter(["ppid"]):
-        processes[process.pid] = process
-        children[process.info["ppid"]].append(process.pid)
-    found: dict[int, None] = {}
-    left = list(roots)
-    while left:
-        pid = left.pop()
-        if pid in processes and pid not in found:
-            found[pid] = None
-            left += children[pid]
-    return [processes[pid] for pid in found]
 
 
 def _is_stopped(process: psutil.Process) -> bool:
