@@ -206,7 +206,7 @@ class Slot:
             self._set_limits(limits, our_processes)
             self._limits = (limits, our_processes)
         self._reset_peak()
-        self._bytes_before = self._read(self._usage)
+        self._bytes_before = int(self._text(self._usage))
         self._kills_before = self._out_of_memory_kills()
         self._refusals_before = self._refusals()
 
@@ -237,16 +237,15 @@ class Slot:
             pass  # this kernel does not account for swap
 
     @staticmethod
-    def _read(descriptor: int) -> int:
-        return int(os.pread(descriptor, 64, 0)) if descriptor >= 0 else 0
+    def _text(descriptor: int) -> bytes:
+        return os.pread(descriptor, 1024, 0) if descriptor >= 0 else b"0"
 
     def _out_of_memory_kills(self) -> int:
-        counts = dict(line.split() for line in os.pread(self._events, 1024, 0).splitlines())
-        return int(counts.get(b"oom_kill", 0))
+        return counts(os.pread(self._events, 1024, 0)).get(b"oom_kill", 0)
 
     def _refusals(self) -> tuple[int, int]:
         """How often memory was refused because this cgroup was at its limit, and because all of our cgroups were."""
-        return refusals(self._at_limit), refusals(self._owner_at_limit)
+        return refusals(self._text(self._at_limit)), refusals(self._text(self._owner_at_limit))
 
     def out_of_memory(self) -> bool:
         """Whether the kernel killed a process of this call for memory."""
@@ -262,8 +261,8 @@ class Slot:
     def peak_bytes(self) -> int:
         """Most memory that the call held at once, as far as the kernel tells."""
         # what an earlier call left is given back a little later: then less is there now than was at the start
-        before = min(self._bytes_before, self._read(self._usage))
-        return max(0, self._read(self._peak) - before)
+        before = min(self._bytes_before, int(self._text(self._usage)))
+        return max(0, int(self._text(self._peak)) - before)
 
     def holds(self, pid: int) -> bool:
         """Whether the kernel charges a process's memory here (proc_pid_cgroup(5)); False if it is gone."""
@@ -278,7 +277,7 @@ class Slot:
 
     def held_bytes(self) -> int:
         """Memory that is charged to it now."""
-        return self._read(self._usage)
+        return int(self._text(self._usage))
 
     def processes(self) -> list[int]:
         return [int(pid) for pid in (self._memory / "cgroup.procs").read_text().split()]
@@ -294,10 +293,14 @@ class Slot:
             _remove_if_empty(folder.parent.parent)
 
 
-def refusals(descriptor: int) -> int:
+def counts(text: bytes) -> dict[bytes, int]:
+    """Of a file with a name and a number in each line: v2 `events`, v1 `memory.oom_control`."""
+    return {name: int(count) for name, count in map(bytes.split, text.splitlines())}
+
+
+def refusals(text: bytes) -> int:
     """How often a cgroup was at its limit when memory was asked for, as a `failcnt` or v2 `events` file says."""
-    text = os.pread(descriptor, 1024, 0) if descriptor >= 0 else b"0"
-    return int(text) if text.strip().isdigit() else int(dict(line.split() for line in text.splitlines())[b"max"])
+    return int(text) if text.strip().isdigit() else counts(text)[b"max"]
 
 
 def _remove(folder: Path) -> None:

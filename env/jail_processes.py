@@ -50,12 +50,28 @@ def set_out_of_memory_score(pid: int, score: int) -> None:
         pass  # a call out of memory may then cost its zygote, which is replaced
 
 
-def children_of(pid: int) -> list[int]:
-    """Direct children of a process that has one thread."""
+def children_of(pid: int, thread: int | None = None) -> list[int]:
+    """Direct children of a process that has one thread, or those that one of its threads has started."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{thread or pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def below(pid: int) -> list[int]:
+    """All that a process has started, and what those have, parents first; without what comes or goes while we look."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        one = pending.pop()
+        try:
+            threads = os.listdir(f"/proc/{one}/task")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children = [child for thread in threads for child in children_of(one, int(thread))]
+        found += children
+        pending += children
+    return found
 
 
 def pid_of(pidfd: int) -> int:

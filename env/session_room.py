@@ -16,7 +16,7 @@ from env import runner, session_server
 from env.cgroups import Slot
 from env.jail import compiled
 from env.jail_link import Link
-from env.jail_processes import kill
+from env.jail_processes import below, kill
 from env.streams import Stream
 from env.tool_call import Limits
 
@@ -76,22 +76,6 @@ def server_program(*, detach: bool) -> bytes:
         b"exec(r,m.__dict__);sys.modules.update({'env':p,'env.runner':m});q=n('env.session_server');"
         b"exec(s,q.__dict__);del sys.modules['env'],sys.modules['env.runner'];q.serve(%r)"
     ) % (marshal.dumps(codes), detach)
-
-
-def below(pid: int) -> list[int]:
-    """All that a process has started, and what those have; without what comes or goes while we look."""
-    found: list[int] = []
-    pending = [pid]
-    while pending:
-        one = pending.pop()
-        try:
-            tasks = list(Path(f"/proc/{one}/task").iterdir())
-            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found += children
-        pending += children
-    return found
 
 
 def signal_all(init: int, number: signal.Signals) -> None:

@@ -5,17 +5,21 @@ and kills.
 
 Invariants:
 - nothing but the limit of the cgroup that a process's calls have above them is changed (`env.cgroups` sets none there);
-- `lift` takes the limit away again.
+- when the block of `MemoryShortage.of` is left, there is no limit again.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from env import cgroups
+
+
+class NoSandbox(LookupError):
+    """The process has no calls in cgroups, or they have been removed meanwhile."""
 
 
 class MemoryShortage:
@@ -35,62 +39,70 @@ class MemoryShortage:
         self._usage = folder / ("memory.usage_in_bytes" if v1 else "memory.current")
         self._no_limit = "-1" if v1 else "max"
         self._kills = "memory.oom_control" if v1 else "memory.events.local"
-        self._refusals = os.open(folder / ("memory.failcnt" if v1 else "memory.events.local"), os.O_RDONLY)
-        self._before = self._all_kills(), cgroups.refusals(self._refusals)
-        self.limit_bytes: int | None = None
-        """What was set last."""
+        self._refusals = folder / ("memory.failcnt" if v1 else "memory.events.local")
+        self._killed_before, self._refused_before = self._all_kills(), self._all_refusals()
+        self._set_bytes: int | None = None
 
     @classmethod
     @contextmanager
     def of(cls, pid: int) -> Iterator[MemoryShortage]:
-        """Of the sandbox of a process, until the block is left. Raises `LookupError` if it has none in a cgroup."""
+        """Of the sandbox of a process, until the block is left. Raises `NoSandbox`."""
         hierarchy = cgroups.find_hierarchy()
         found = list((hierarchy.memory / cgroups.FOLDER).glob(f"*@{pid}-*")) if hierarchy is not None else []
         if hierarchy is None or not found:
-            raise LookupError(f"process {pid} has no calls in cgroups")
-        try:
-            shortage = cls(hierarchy.version, found[0])
-        except FileNotFoundError:
-            raise LookupError(f"the sandbox of process {pid} is gone") from None
+            raise NoSandbox(f"process {pid} has no calls in cgroups")
+        shortage = cls(hierarchy.version, found[0])
         try:
             yield shortage
         finally:
             shortage._lift()
 
     def tighten(self) -> None:
-        """Let the sandbox have no more than it has now. Raises `FileNotFoundError` if it is gone."""
-        used = int(self._usage.read_text())
-        if self.limit_bytes is not None and used >= self.limit_bytes:
+        """Let the sandbox have no more than it has now. Raises `NoSandbox` if it is gone."""
+        used = int(_said(self._usage))
+        if self._set_bytes is not None and used >= self._set_bytes:
             return
         try:
             self._limit.write_text(str(used))
-            self.limit_bytes = used
+            self._set_bytes = used
         except FileNotFoundError:
-            raise
-        except OSError:
-            pass  # EBUSY, on v1: it has taken more meanwhile
+            raise NoSandbox(f"{self._folder} was removed") from None
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # on v1: it has taken more meanwhile
+                raise
 
     def killed(self) -> int:
-        """Processes that the kernel has killed in it since then."""
-        return self._all_kills() - self._before[0]
+        """Processes that the kernel has killed in it since this was made."""
+        return self._all_kills() - self._killed_before
 
     def refused(self) -> int:
-        """How often it was refused memory since then."""
-        return cgroups.refusals(self._refusals) - self._before[1]
+        """How often it was refused memory since this was made. Raises `NoSandbox` if it is gone."""
+        return self._all_refusals() - self._refused_before
 
     def _all_kills(self) -> int:
         return sum(map(_kills, [self._folder / self._kills, *self._folder.glob(f"*/{self._kills}")]))
 
+    def _all_refusals(self) -> int:
+        return cgroups.refusals(_said(self._refusals))
+
     def _lift(self) -> None:
-        os.close(self._refusals)
         try:
             self._limit.write_text(self._no_limit)
         except FileNotFoundError:
             pass  # its process has ended
 
 
+def _said(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):  # ENODEV: removed while it was open
+            raise
+        raise NoSandbox(f"{file.parent} was removed") from None
+
+
 def _kills(events: Path) -> int:
     try:
-        return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
-    except OSError:
-        return 0  # it was removed as we came to it
+        return cgroups.counts(_said(events)).get(b"oom_kill", 0)
+    except NoSandbox:
+        return 0  # of a call that is over

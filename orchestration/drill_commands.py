@@ -153,21 +153,19 @@ def _names(generators: int, environments: int, rollouts: int) -> list[str]:
 
 def show(report: DrillReport, out: Console) -> None:
     """The report as a table, and what is wrong below it."""
-    from orchestration.strikes import Strike
-
     table = Table(title="what was hit")
     for column in ("at", "what", "pid", "proof", "recovery", "done again meanwhile"):
         table.add_column(column)
     for each in report.strikes:
-        proof = f"{PROOFS.get(each['kind'], 'hit')} after {each['confirmed_s'] or 0:.2f} s"
-        recovery = each["outcome"] if each["recovery_s"] is None else f"{each['recovery_s']:.1f} s"
-        again = ", ".join(f"{count} {what}" for what, count in each["retried"].items())
-        proof += "".join(f", {count:g} {what}" for what, count in each["figures"].items())
+        proof = f"{PROOFS.get(each.kind, 'hit')} after {each.confirmed_s or 0:.2f} s"
+        proof += "".join(f", {count:g} {what}" for what, count in each.figures.items())
+        recovery = each.outcome if each.recovery_s is None else f"{each.recovery_s:.1f} s"
+        again = ", ".join(f"{count} {what}" for what, count in each.retried.items())
         table.add_row(
-            f"{each['at_s']:.1f} s",
-            f"{each['kind']} {Strike(**each).whom}",
-            str(each["pid"] or ""),
-            proof if each["confirmed"] else "NOT SEEN",
+            f"{each.at_s:.1f} s",
+            f"{each.kind} {each.whom}",
+            str(each.pid or ""),
+            proof if each.confirmed else "NOT SEEN",
             recovery,
             again,
         )

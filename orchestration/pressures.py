@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,8 @@ from typing import Protocol
 import psutil
 
 from actors.system.actor_faults import SLOW_TURN_S
-from env.shortage import MemoryShortage
+from env.jail_processes import below
+from env.shortage import MemoryShortage, NoSandbox
 from orchestration.run_folder import RECIPE_FILE
 
 LOOK_S = 0.05
@@ -71,8 +72,9 @@ class Slowness:
 
     def _stop(self, roots: set[int]) -> None:
         self._since = time.monotonic()
-        for process in below(roots):
+        for pid in [pid for root in roots for pid in (root, *below(root))]:
             with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
                 if process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
                     process.send_signal(signal.SIGSTOP)
                     self._stopped.append(process)
@@ -86,7 +88,7 @@ class Slowness:
     def _go_on(self) -> None:
         if not self._stopped:
             return
-        for process in self._stopped:
+        for process in reversed(self._stopped):  # children first: what their parents stop then is to stay so
             if process.pid not in self._others:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
@@ -108,7 +110,7 @@ class Squeeze:
         self.figures: dict[str, float] = {}
 
     async def keep_up(self) -> None:
-        with contextlib.suppress(LookupError, FileNotFoundError), MemoryShortage.of(self._environment) as shortage:
+        with contextlib.suppress(NoSandbox), MemoryShortage.of(self._environment) as shortage:
             while psutil.pid_exists(self._environment):
                 now = {"killed": shortage.killed(), "times refused": shortage.refused()}
                 self.figures |= {what: max(count, self.figures.get(what, 0)) for what, count in now.items()}
@@ -132,11 +134,9 @@ class FullDisk:
             taken = 0
             while True:
                 for piece in _PIECES:
-                    with contextlib.suppress(OSError):  # no room for so much
-                        while True:
-                            os.posix_fallocate(file.fileno(), taken, piece)
-                            taken += piece
-                            await asyncio.sleep(0)
+                    while _allocated(file.fileno(), taken, piece):
+                        taken += piece
+                        await asyncio.sleep(0)
                 self.figures |= {"MiB taken": taken >> 20, "bytes left": _room(file.fileno())}
                 self.felt = self.felt or self.figures["bytes left"] < _PIECES[-1]
                 await asyncio.sleep(LOOK_S)
@@ -157,28 +157,22 @@ def own_file_system(run: Path) -> Path:
     )
 
 
-def below(roots: Iterable[int]) -> list[psutil.Process]:
-    """Processes and all their descendants, as far as they are there."""
-    processes: dict[int, psutil.Process] = {}
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for process in psutil.process_iter(["ppid"]):
-        processes[process.pid] = process
-        children[process.info["ppid"]].append(process.pid)
-    found: dict[int, None] = {}
-    left = list(roots)
-    while left:
-        pid = left.pop()
-        if pid in processes and pid not in found:
-            found[pid] = None
-            left += children[pid]
-    return [processes[pid] for pid in found]
-
-
 def _is_stopped(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
+
+
+def _allocated(descriptor: int, offset: int, length: int) -> bool:
+    """Whether there was room for so many bytes more."""
+    try:
+        os.posix_fallocate(descriptor, offset, length)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
 
 
 def _room(descriptor: int) -> int:

@@ -56,7 +56,7 @@ class DrillReport:
     ended_as_it_must: bool = False
     """Whether it ended early because the plan filled its disk, said so, and can be resumed."""
     wall_seconds: float = 0.0
-    strikes: list[dict[str, Any]] = field(default_factory=list)
+    strikes: list[Strike] = field(default_factory=list)
     hit: dict[str, int] = field(default_factory=dict)
     """`KIND PROCESS of ACTOR` (`KIND ACTOR` for its own process) -> how many times, each confirmed."""
     retried: dict[str, int] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class RayDrill:
         report.wall_seconds, report.deaths = summary.get("wall_seconds", 0.0), summary.get("deaths", {})
         report.stages, report.rewinds = summary.get("stages", []), summary.get("rewinds", [])
         report.faults += summary.get("set_aside", [])
-        report.strikes = [asdict(each) for each in self._strikes]
+        report.strikes = self._strikes
         sure = [each for each in self._strikes if each.confirmed]
         report.hit = dict(Counter(f"{each.kind} {each.whom}" for each in sure))
         report.retried = self._tally.counts()

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from actors.system.actor import seed_for
+from env.host_state import Role as SandboxRole
 
 ActorFaultKind = Literal[
     "kill",  # the actor's process ends; the stage restarts it if its part allows
@@ -27,7 +28,6 @@ ActorFaultKind = Literal[
     "squeeze",  # an environment's sandbox gets no more memory, so that the kernel kills in it
     "fill",  # the file system of the run's folder is full
 ]
-SandboxRole = Literal["jail", "init", "zygote", "program"]
 ProcessRole = Literal["actor", SandboxRole, "node", "raylet"]
 
 SANDBOX_ROLES: tuple[ProcessRole, ...] = get_args(SandboxRole)

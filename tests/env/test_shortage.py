@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from env.cgroups import find_hierarchy
+from env.cgroups import FOLDER, find_hierarchy
 from env.host_state import cgroups_of
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
-from env.shortage import MemoryShortage
+from env.shortage import MemoryShortage, NoSandbox
 from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
 
 pytestmark = pytest.mark.skipif(find_hierarchy() is None, reason="this host lets us make no cgroups")
@@ -80,6 +80,19 @@ async def test_a_cell_is_run_again_after_what_it_was_built_on(pool: Interpreters
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_process_without_a_sandbox_can_not_be_short_of_memory():
-    with pytest.raises(LookupError, match="no calls in cgroups"), MemoryShortage.of(1):
+    with pytest.raises(NoSandbox, match="no calls in cgroups"), MemoryShortage.of(1):
         pass
     assert not list(cgroups_of(1))
+
+
+def test_that_a_sandbox_was_removed_meanwhile_is_told_by_name():
+    hierarchy = find_hierarchy()
+    assert hierarchy is not None
+    folder = hierarchy.memory / FOLDER / f"tests-removed-{os.getpid()}"
+    folder.mkdir()
+    shortage = MemoryShortage(hierarchy.version, folder)
+    folder.rmdir()
+    for ask in (shortage.tighten, shortage.refused):
+        with pytest.raises(NoSandbox, match="was removed"):
+            ask()
+    assert shortage.killed() == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from actors.storage.disk import CannotWrite, writing
 from actors.storage.writer import ArchiveWriter
 from actors.system.actor_faults import ActorFaultPlan
 from orchestration.drill_commands import show
-from orchestration.ray_drill import DrillReport, RayDrill
+from orchestration.ray_drill import REPORT_FILE, DrillReport, RayDrill
 from orchestration.resume import CHECKPOINTS
 from orchestration.strikes import Strike
 from policies.run_progress import NOTHING_DONE
@@ -50,6 +52,7 @@ def test_a_run_that_a_full_disk_ends_has_passed_if_it_says_so_and_can_go_on(fold
     report = reported(folder, FULL, {"finished": False, "reason": reason(folder)})
     assert report.ended_as_it_must and report.passed, report.faults
     assert report.hit == {"fill run folder": 1}
+    assert json.loads((folder / REPORT_FILE).read_text())["strikes"] == [asdict(FULL)]
     out = io.StringIO()
     show(report, Console(file=out, width=300))
     assert "fill run folder" in out.getvalue() and "as it must when its disk is full" in out.getvalue()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestration.pressures import FILLER, FullDisk, Pressure, Slowness, below, own_file_system
+from orchestration.pressures import FILLER, FullDisk, Pressure, Slowness, own_file_system
 from orchestration.run_folder import RECIPE_FILE
 
 PARENT = """
@@ -95,13 +95,6 @@ async def test_slowness_is_over_when_its_process_is_gone(family) -> None:
     parent.kill()
     await asyncio.to_thread(parent.wait)
     await asyncio.wait_for(task, 60)
-
-
-async def test_all_below_a_process_are_found_and_nobody_else(family) -> None:
-    parent, child = family
-    assert {process.pid for process in below([parent.pid])} == {parent.pid, child.pid}
-    assert {process.pid for process in below([child.pid, parent.pid])} == {parent.pid, child.pid}
-    assert below([2**22 + 1]) == []
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestration.ray_drill import read_plan
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import choose_folder, write_recipe
+from orchestration.simulated_cast import simulated_cast
 from policies.stages import ReinforcementOptions
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,14 @@ QUICKSTART = ROOT / "recipes" / "quickstart.toml"
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.name)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert load_recipe(path).name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*-plan.json")), ids=lambda path: path.name)
+def test_shipped_fault_plans_find_somebody_to_hit_in_the_drills_recipe(path: Path) -> None:
+    recipe = load_recipe(ROOT / "recipes" / "drill.toml")
+    cast = simulated_cast(recipe, balancer=recipe.balancer, folder=path.parent)
+    for fault in read_plan(path).faults:
+        assert fault.candidates([part.name for part in cast.parts()])
 
 
 def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
