@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.group_lengths import FACTORS, KINDS, USUAL
-from policies.length_prediction import BUCKETS, LengthPrediction
+from policies.length_prediction import (
+    BUCKETS,
+    FORGET_AFTER,
+    LARGEST_SHARE,
+    LEAST_FACTOR,
+    PRIOR_ENDS,
+    LengthPrediction,
+)
 
 LONGEST = 6400
 
@@ -63,7 +70,7 @@ def test_the_first_ends_in_a_bucket_do_not_count_for_all_who_are_in_it() -> None
     see(lengths, 20, 397, ended=False)
     see(lengths, 20, 3, ended=True)
     survival = lengths.survival(buckets((20, 397)))
-    assert survival[21] / survival[20] == pytest.approx(1 - 3 / 200, abs=0.01)
+    assert survival[21] / survival[20] == pytest.approx(1 - 3 / (3 + 397 / 2), abs=0.003)
 
 
 def test_where_rollouts_are_taken_to_be_counts_until_they_tell() -> None:
@@ -94,6 +101,22 @@ def test_beyond_what_was_seen_lengths_go_on_as_they_were(ended: int, longer: boo
     see(lengths, 12, sum(running), ended=False)
     prior, learned = unseen.survival(buckets()), lengths.survival(running)
     assert (learned[30] / learned[13] > prior[30] / prior[13]) == longer
+
+
+@pytest.mark.parametrize(("ended", "share"), [(False, LEAST_FACTOR * PRIOR_ENDS[40]), (True, LARGEST_SHARE)])
+def test_what_is_made_of_the_prior_has_bounds(ended: bool, share: float) -> None:
+    """However many got through so far, or ended: what was not seen is neither ruled out nor certain."""
+    lengths = LengthPrediction(LONGEST)
+    see(lengths, 30, 20_000, ended)
+    survival = lengths.survival(buckets() if ended else buckets((30, 20_000)))
+    assert 1 - survival[41] / survival[40] == pytest.approx(share)
+
+
+def test_older_ends_count_half() -> None:
+    lengths = LengthPrediction(LONGEST)
+    see(lengths, 10, FORGET_AFTER, ended=True)
+    see(lengths, 50, FORGET_AFTER // 2, ended=True)
+    assert lengths.survival(buckets())[11] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_rollout_that_is_lost_is_no_end() -> None:

@@ -121,6 +121,17 @@ def test_a_long_turn_is_not_taken_for_no_growth() -> None:
     assert load.promised > promised
 
 
+def test_the_last_turn_of_a_rollout_tells_how_fast_others_grow() -> None:
+    balancing = predictive()
+    for rollout in ("first", "second"):
+        balancing.wish(wish(rollout))
+    assert len(balancing.grants()) == 2
+    balancing.time_is(10.0)
+    balancing.release("first", PROMPT + 1000)  # 100 tokens a second
+    second = balancing._sessions["second"]
+    assert second.tokens == PROMPT and second.bucket == (PROMPT + 1000) // 100
+
+
 def test_one_rollout_of_each_group_goes_first_then_the_longest_groups() -> None:
     balancing = one_at_a_time()
     balancing.wish(wish("holder"))
@@ -166,6 +177,17 @@ def test_a_burst_spreads_over_equal_generators() -> None:
         balancing.wish(wish(f"r{index}"))
     placed = [lease.generator for lease in balancing.grants()]
     assert [placed.count(f"g{index}") for index in range(4)] == [5, 5, 5, 5]
+
+
+def test_a_generator_with_twice_the_cache_is_given_twice_the_work() -> None:
+    balancing = predictive(kv_tokens=200_000)
+    balancing.generator_joined(
+        Capacity(generator="half", incarnation=0, kv_tokens=100_000, block_tokens=16, max_sequence_tokens=LONGEST)
+    )
+    for index in range(30):
+        balancing.wish(wish(f"r{index}"))
+    placed = [lease.generator for lease in balancing.grants()]
+    assert 19 <= placed.count("g0") <= 21, "of whole rollouts one more or less"
 
 
 def test_who_goes_first_and_fits_does_not_wait_with_whoever_was_turned_away() -> None:
