@@ -45,6 +45,7 @@ from actors.messages import (
     WeightsPublished,
     WriteCheckpoint,
 )
+from actors.published_weights import PublishedWeights
 from actors.step_answers import StepAnswers
 from actors.storage import checkpoints
 from actors.supervision import Watched
@@ -108,8 +109,7 @@ class LearnerActor(Watched):
         self._in_turn = asyncio.Lock()
         self._has_weights = asyncio.Event()
         self._answers = StepAnswers[Learned]()
-        self._published: dict[str, BlobRef] = {}
-        """The weights that each asker was given last."""
+        self._published = PublishedWeights()
 
     async def start(self) -> None:
         if self.port.incarnation:  # which checkpoint is the newest, whoever directs the run will say
@@ -228,11 +228,7 @@ class LearnerActor(Watched):
         version, weights = await self._together(
             [GatherWeights()] * len(self._others), lambda: 0.0, lambda: (self._version, self._weights())
         )
-        ref = await self.port.blobs.put(weights)
-        before = self._published.get(message.asker)
-        self._published[message.asker] = ref
-        if before is not None:  # dropped already, unless the asker died or lost its way before
-            await self.port.blobs.drop(before)
+        ref = await self._published.put(self.port.blobs, message.asker, weights)
         return WeightsPublished(version=version, blob=ref.key)
 
     def _weights(self) -> dict[str, torch.Tensor]:

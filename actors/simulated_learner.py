@@ -23,6 +23,7 @@ from actors.messages import (
     WeightsPublished,
     WriteCheckpoint,
 )
+from actors.published_weights import PublishedWeights
 from actors.step_answers import StepAnswers
 from actors.storage.checkpoints import write_checkpoint
 from actors.supervision import Watched
@@ -56,7 +57,7 @@ class SimulatedLearnerActor(Watched):
         self._cost = cost
         self._version = version
         self._answers = StepAnswers[Learned]()
-        self._published: dict[str, BlobRef] = {}
+        self._published = PublishedWeights()
         self._has_weights = asyncio.Event()
 
     async def start(self) -> None:
@@ -92,11 +93,7 @@ class SimulatedLearnerActor(Watched):
     async def on_publish_weights(self, message: PublishWeights) -> WeightsPublished:
         await self._has_weights.wait()
         version = await self.port.offload(lambda: self._cost.publish_seconds, lambda: self._version)
-        ref = await self.port.blobs.put({})  # there are no weights
-        before = self._published.get(message.asker)
-        self._published[message.asker] = ref
-        if before is not None:
-            await self.port.blobs.drop(before)
+        ref = await self._published.put(self.port.blobs, message.asker, {})  # there are no weights
         return WeightsPublished(version=version, blob=ref.key)
 
     @handles(WriteCheckpoint)

@@ -67,7 +67,7 @@ class AdmissionQueue:
 
     @property
     def known_groups(self) -> int:
-        """Of how many groups something is remembered that did not begin just now."""
+        """How many groups are remembered of which a rollout has started."""
         return len(self._started)
 
     def groups(self) -> set[str]:

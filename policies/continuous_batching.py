@@ -24,6 +24,7 @@ import heapq
 from collections import deque
 
 from policies.batching_records import BatchingCounts, BatchingLimits, Sampled, Turn
+from policies.decoding_sequences import DecodingSequences
 from policies.kv_blocks import NO_HITS, BlockPool, Hits, Holding, path_of
 from policies.step_cost import StepWork
 
@@ -62,13 +63,7 @@ class ContinuousBatching:
         self._prefilling: _Sequence | None = None  # the last of the running, if it has tokens to compute
         self._clock = 0
         self._admitted = 0
-        self._decoding = 0
-        self._context = 0  # sum of `base` over decoding sequences
-        # Decoding sequences by base modulo the block size, in order of admission: those of one class open a new
-        # block in the same step.
-        self._classes: list[dict[int, _Sequence]] = [{} for _ in range(self._block)]
-        self._class_sizes = [0] * (2 * self._block)
-        """Sizes of the classes in the order in which the clock meets them (backwards), twice over."""
+        self._decoding: DecodingSequences[_Sequence] = DecodingSequences(self._block)
         self._ends: list[tuple[int, int]] = []  # heap of (clock, order); entries of the preempted are stale
         self._looked_up: tuple[_Sequence | None, int, Hits] = None, 0, NO_HITS
         """The last look-up: of whom, after how many changes of the pool, and what was found."""
@@ -130,7 +125,7 @@ class ContinuousBatching:
     def generated(self, request_id: str) -> int:
         """Tokens that a request in the engine has been given so far, between steps."""
         sequence = self._sequences[request_id]
-        decodes = self._classes[sequence.base % self._block].get(sequence.order) is sequence
+        decodes = self._decoding.holds(sequence.order, sequence.base)
         return sequence.generated + (sequence.base + self._clock - sequence.computed if decodes else 0)
 
     def begin(self) -> StepWork | None:
@@ -141,7 +136,8 @@ class ContinuousBatching:
         if self._prefilling is None and not self._can_admit():
             steps = self._steps_ahead()
             if steps:
-                self._work = StepWork(steps, self._decoding, self._context + self._decoding * self._clock)
+                decoding = self._decoding
+                self._work = StepWork(steps, decoding.count, decoding.bases + decoding.count * self._clock)
                 return self._work
         self._work = self._schedule()
         return self._work
@@ -155,7 +151,7 @@ class ContinuousBatching:
         if self._scheduled:
             self._scheduled = False
         else:
-            pool.take(self._blocks_ahead if steps == work.steps else self._blocks_in(steps))
+            pool.take(self._blocks_ahead if steps == work.steps else self._decoding.blocks_in(self._clock, steps))
         self.peak_blocks = pool.total - pool.free
         clock = self._clock = self._clock + steps
         self.counts.generated_tokens += steps * work.decoding
@@ -174,8 +170,8 @@ class ContinuousBatching:
     def _schedule(self) -> StepWork:
         """One step of vLLM's scheduler: the running first, then the queue."""
         self._scheduled = True
-        budget, preempted = self._max_step_tokens - self._decoding, False
-        crossing = self._classes[-self._clock % self._block]
+        budget, preempted = self._max_step_tokens - self._decoding.count, False
+        crossing = self._decoding.opening_at(self._clock)
         chunk = 0
         if self._prefilling is not None:
             chunk = min(self._prefilling.tokens - self._prefilling.computed, budget)
@@ -183,12 +179,13 @@ class ContinuousBatching:
             self._pool.take(len(crossing))
         else:
             preempted = self._take_or_preempt(list(crossing.values()), chunk)
-            budget = self._max_step_tokens - self._decoding
+            budget = self._max_step_tokens - self._decoding.count
         prefill = pairs = 0
         last = self._prefilling
         if last is not None and chunk:
             prefill, pairs = chunk, self._compute(last, chunk)
-        decoding, context = self._decoding, self._context + self._decoding * self._clock
+        decoding = self._decoding.count
+        context = self._decoding.bases + decoding * self._clock
         budget -= prefill
         while not preempted and budget > 0 and self._waiting and len(self._running) < self._max_running:
             hits = self._admissible(self._waiting[0])
@@ -283,28 +280,11 @@ class ContinuousBatching:
         while ends[0][1] not in self._running:
             heapq.heappop(ends)
         steps = ends[0][0] - self._clock
-        free = self._pool.free
-        blocks = self._blocks_ahead = self._blocks_in(steps)
-        if blocks <= free:
-            return steps
-        cycles = free // self._decoding
-        steps, left = cycles * self._block, free - cycles * self._decoding
-        while (needed := len(self._classes[-(self._clock + steps) % self._block])) <= left:
-            left -= needed
-            steps += 1
-        self._blocks_ahead = free - left
+        blocks, free = self._decoding.blocks_in(self._clock, steps), self._pool.free
+        if blocks > free:
+            steps, blocks = self._decoding.steps_within(self._clock, free)
+        self._blocks_ahead = blocks
         return steps
-
-    def _blocks_in(self, steps: int) -> int:
-        """New blocks that `steps` decoding steps need."""
-        cycles, rest = divmod(steps, self._block)
-        first = self._clock % self._block
-        return cycles * self._decoding + sum(self._class_sizes[first : first + rest])
-
-    def _resize_class(self, base: int, change: int) -> None:
-        place = -base % self._block  # the clock, modulo the block size, at which this class opens blocks
-        self._class_sizes[place] += change
-        self._class_sizes[place + self._block] += change
 
     def _start_decoding(self) -> list[_Sequence]:
         """Sequences whose prefill is complete have sampled a token; returns those for which it was the last."""
@@ -318,10 +298,7 @@ class ContinuousBatching:
                 finished.append(sequence)
                 continue
             sequence.base = sequence.computed - self._clock
-            self._classes[sequence.base % self._block][sequence.order] = sequence
-            self._resize_class(sequence.base, 1)
-            self._decoding += 1
-            self._context += sequence.base
+            self._decoding.enter(sequence.order, sequence.base, sequence)
             heapq.heappush(self._ends, (self._clock + left, sequence.order))
         self._prefilled.clear()
         return finished
@@ -334,11 +311,7 @@ class ContinuousBatching:
     def _leave(self, sequence: _Sequence) -> None:
         """Out of the running; its blocks are released."""
         del self._running[sequence.order]
-        decodes = self._classes[sequence.base % self._block].pop(sequence.order, None) is sequence
-        if decodes:
-            self._resize_class(sequence.base, -1)
-            self._decoding -= 1
-            self._context -= sequence.base
+        if self._decoding.leave(sequence.order, sequence.base):
             computed = sequence.base + self._clock
             decoded = computed - sequence.computed
             sequence.generated += decoded

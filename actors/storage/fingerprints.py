@@ -5,7 +5,7 @@ Invariants:
   again, what it stored at any time before;
 - it takes 8 to 16 bytes a trajectory, where a set of ids and checksums takes some 350: this is all that an archive's
   actor must hold for what it has stored, and the only part of it that grows;
-- what was not added is taken for known with a chance of one in two million over a whole run of eight million
+- what was not added is taken for known with a chance of two in a million over a whole run of eight million
   trajectories (the paper's), n^2 / 2^65.
 """
 

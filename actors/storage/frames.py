@@ -17,19 +17,17 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 import zstandard
+from pydantic import BaseModel
 
 FRAME = struct.Struct("<II")
 MAGIC_BYTES = 8
 _ZSTD_MAGIC = zstandard.FRAME_HEADER
 COMPRESSION_LEVEL = 3
-_fields = attrgetter("__dict__")
-"""Of a model that a record holds. Not a function: a trajectory holds some twenty."""
 
 
 class ArchiveError(ValueError):
@@ -112,6 +110,11 @@ class FrameFile:
             self._file.seek(self.size)
             raise
         self.size += len(data)
+
+
+def _fields(value: Any) -> Any:
+    assert isinstance(value, BaseModel), f"a record holds a {type(value).__name__}"
+    return value.__dict__
 
 
 def decode(frame: Frame) -> Any:

@@ -240,11 +240,14 @@ class VirtualLoop(ConfinedLoop):
                 raise self._stalled()
             when = min(queue[0][0] for queue in (line, timers) if queue)
             while (line and line[0][0] <= when) or (timers and timers[0][0] <= when):
-                on_line = line and (not timers or line[0] < timers[0])
-                _, _, context, call = line.popleft() if on_line else heapq.heappop(timers)
-                if call is not None:  # a timer that was cancelled does not move the clock
-                    self._now = when
+                if line and (not timers or line[0] < timers[0]):
+                    self._now, _, context, call = line.popleft()
                     self._enqueue((context, call))
+                    continue
+                timer = heapq.heappop(timers)
+                if not timer.cancelled():  # one that was does not move the clock
+                    self._now = when
+                    self._enqueue((timer[2], (timer,)))  # not its call: it may be cancelled before its turn comes
 
     def _enqueue(self, ready: tuple[Context, Call]) -> None:
         """Make a callback ready, in the queue of the actor on whose behalf it runs."""

@@ -197,6 +197,11 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path, stored: list[Trajector
     assert [flaw.torn for flaw in check_archive(tmp_path).flaws] == [True]
 
 
+def test_what_is_no_model_is_not_stored_by_its_attributes(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="a record holds a ArchiveError"):
+        FrameFile(tmp_path / "file", b"MAGICMAG").pack({"verdict": ArchiveError("no trajectory")})
+
+
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
 def test_every_byte_of_a_file_is_accounted_for(tmp_path_factory, records: list[bytes], data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("frames") / "file"

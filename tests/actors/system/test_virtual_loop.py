@@ -62,6 +62,18 @@ def test_a_cancelled_timer_neither_runs_nor_moves_the_clock() -> None:
     assert run_virtual(main()) == 2.0
 
 
+@pytest.mark.parametrize("explore", [None, 0, 1])
+def test_a_timer_that_is_cancelled_at_the_moment_at_which_it_is_due_does_not_run(explore: int | None) -> None:
+    async def main() -> list[str]:
+        loop, ran = asyncio.get_running_loop(), list[str]()
+        loop.call_later(1.0, lambda: (ran.append("first"), second.cancel()))
+        second = loop.call_later(1.0, ran.append, "second")
+        await asyncio.sleep(2)
+        return ran
+
+    assert run_virtual(main(), explore=explore) == ["first"]
+
+
 def test_waiting_for_what_never_comes_is_an_error() -> None:
     async def main() -> None:
         await asyncio.sleep(1.5)
