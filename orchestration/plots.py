@@ -189,7 +189,7 @@ def _lines(
             hovertemplate=f"{label}: %{{y:{'.1%' if percent else '.4g'}}}<extra></extra>",
         )
     if percent:
-        chart.update_yaxes(tickformat=".0%")
+        chart.update_yaxes(tickformat=".1~%")
     if log:
         chart.update_yaxes(type="log", exponentformat="power", dtick=1)
     else:
