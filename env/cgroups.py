@@ -217,6 +217,7 @@ class Slot:
             (self._memory / "memory.max").write_text(str(memory))
             self._write_if_there(self._memory / "memory.swap.max", "0")
             return
+        self._write_if_there(self._memory / "memory.swappiness", "0")  # at its limit nothing of it is swapped out
         # with swap accounting the sum's limit may never be below the memory's: lift it, set, lower it
         self._write_if_there(self._memory / "memory.memsw.limit_in_bytes", "-1")
         (self._memory / "memory.limit_in_bytes").write_text(str(memory))

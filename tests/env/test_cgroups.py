@@ -122,6 +122,21 @@ def test_run_ids_of_any_kind_make_directory_names():
     assert name.partition("@")[0] == "a_b_c_d" and "/" not in name
 
 
+@needs_cgroups
+def test_a_call_at_its_limit_is_not_swapped_out():
+    assert REAL is not None
+    slot = cgroups.Slot(REAL, "tests", "swap")
+    try:
+        slot.prepare(Limits())
+        (memory,) = (REAL.memory / cgroups.FOLDER).glob("tests@*/swap")
+        swap = memory / ("memory.swappiness" if REAL.version == 1 else "memory.swap.max")
+        if not swap.exists():
+            pytest.skip("this kernel does not account for swap")
+        assert swap.read_text() == "0\n"
+    finally:
+        slot.close()
+
+
 @pytest.mark.parametrize("text", [b"7\n", b"low 1\nhigh 2\nmax 7\noom 3\noom_kill 4\noom_group_kill 0\n"])
 def test_how_often_a_cgroup_was_at_its_limit_is_read_of_both_versions(text: bytes):
     """cgroups-v1/memory.rst, failcnt; cgroup-v2.rst, memory.events."""
