@@ -44,7 +44,7 @@ from actors.system.kill_point import reached
 from actors.system.message import Done
 from actors.tokenizer import PromptOptions, load_chat_format
 from policies.options import ObjectiveOptions
-from policies.run_progress import NOTHING_DONE, Figures, Rewound, RunProgress, StagePosition, StepFigures
+from policies.run_progress import NOTHING_DONE, Figures, Report, Rewound, RunProgress, StagePosition, StepFigures
 from policies.trajectory import UNTRAINED, WeightsVersion
 from policies.untold import UntoldReports
 
@@ -322,6 +322,6 @@ class DirectorActor(Actor):
                     return
             await self.port.clock.sleep(RETRY_S)
 
-    def _report(self, *reports: StepFigures | Rewound) -> None:
+    def _report(self, *reports: Report) -> None:
         self._reports.add(*reports)
         self._news.set()

@@ -43,7 +43,6 @@ SETTLE_S = 1.0
 SANDBOX_RECOVERY_S = 30.0
 """An environment that has made no new process by then had no call for it."""
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-VIRTUAL_KINDS = ("lose",)
 
 type Outcome = Literal["recovered", "not needed again", "until the end", "not recovered"]
 """`until the end`: it held when the run came to its end, or ended early."""
@@ -228,7 +227,7 @@ class Striker:
 
     async def _hit_messages(self, fault: ActorFault, strike: Strike) -> None:
         """Wait until an actor has got as many frames as are to be hit: it may be one that is told little."""
-        assert fault.kind == "delay" or fault.kind == "drop" or fault.kind == "double", fault
+        assert fault.kind in ("delay", "drop", "double"), fault
         with contextlib.suppress(PeerDied, PeerUnreachable):  # another fault killed it: no frames are left to hit
             await self._stage.disturb(ActorRef(strike.actor), fault.kind, fault.messages, fault.seconds)
             strike.confirmed, strike.confirmed_s = True, self._now() - strike.at_s
@@ -304,7 +303,7 @@ class Striker:
 def check_plan(plan: ActorFaultPlan, actors: list[str], folder: Path) -> None:
     """Raises `ValueError` for faults that can't be done for real, here, to these actors or to a run in this folder."""
     for fault in plan.faults:
-        if fault.kind in VIRTUAL_KINDS:
+        if fault.kind == "lose":
             raise ValueError(f"{fault}: on Ray no message is lost for good; use drop, or drill it with --virtual")
         if fault.kind == "fill":
             own_file_system(folder)

@@ -51,7 +51,7 @@ from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
-from policies.run_progress import Figures, Rewound, StepFigures
+from policies.run_progress import Figures, Report, Rewound, StepFigures
 from policies.stages import FineTuningOptions
 
 STAGE_DEADLINE_S = 7 * 86_400.0
@@ -251,7 +251,7 @@ class Training:
                 with writing(self._folder):
                     self._take(report)
 
-    def _take(self, report: StepFigures | Rewound) -> None:
+    def _take(self, report: Report) -> None:
         if isinstance(report, Rewound):
             self._progress.note(f"going on {report.place}, since the learner died: {report.why.splitlines()[0]}")
             self._summary["rewinds"].append({"place": report.place, "why": report.why})

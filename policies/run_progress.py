@@ -86,7 +86,11 @@ class Rewound(Record):
     why: str
 
 
-def that_count(reports: Sequence[StepFigures | Rewound]) -> list[StepFigures]:
+type Report = StepFigures | Rewound
+"""What a run tells whoever drives it."""
+
+
+def that_count(reports: Sequence[Report]) -> list[StepFigures]:
     """All reports of a run, none of which had been fetched before, without those of what it has gone back before.
 
     What still counts of these is told again after each return.

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from policies.run_progress import Rewound, StepFigures
-
-type Report = StepFigures | Rewound
+from policies.run_progress import Report, StepFigures
 
 
 class UntoldReports:

@@ -32,7 +32,7 @@ from orchestration.cast import Cast
 from orchestration.invariants import Violation
 from orchestration.simulated_cast import simulated_cast
 from orchestration.simulation import Rehearsal, Setting, rehearse_twice
-from policies.run_progress import Rewound, StepFigures
+from policies.run_progress import Report, StepFigures
 from policies.trajectory import WeightsVersion
 from tests.orchestration.small_recipe import small_recipe
 
@@ -164,7 +164,7 @@ class PromisesTooMuch(BalancerActor):
 class ForgetsARollout(DirectorActor):
     """Says of no rollout that it was dropped."""
 
-    def _report(self, *reports: StepFigures | Rewound) -> None:
+    def _report(self, *reports: Report) -> None:
         for report in reports:
             assert isinstance(report, StepFigures), "nothing goes back to a checkpoint here"
             super()._report(report.model_copy(update={"figures": report.figures | {"dropped": 0.0}}))
