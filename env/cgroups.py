@@ -6,7 +6,7 @@ Invariants:
 - whatever is made here is removed by `close`, or by `sweep` of a later run with the same run id if this process was
   killed; the name of the directory says whose it is (`<run id>@<pid>-<start time>`).
 
-Where no cgroup can be had, `find_hierarchy` returns None and resource limits stand in (`env.jail`).
+Where no cgroup can be had (`env.cgroup_hierarchy`), resource limits stand in (`env.jail`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from env.cgroup_hierarchy import FOLDER, Hierarchy, delegates
 from env.jail_processes import children_of, kill
 from env.tool_call import Limits
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "greenroom"
 OUR_PROCESSES = 4
 """Processes and threads in a slot that are not the program's: nsjail, init, init's watcher, the launching thread."""
 OUR_MEMORY = 12 << 20
@@ -34,92 +32,6 @@ _EMPTY_WITHIN_S = 5.0
 _SWAP = 4 << 20
 """Bytes that a call may have in swap, on v1: more than the kernel asks for at once, so that it is memory's own limit at
 which it stops. How often it comes to that of both together is not counted by every kernel (not by 6.18)."""
-
-
-@dataclass(frozen=True)
-class Hierarchy:
-    """Where cgroups can be made: one directory on v2, one for each controller on v1."""
-
-    version: int
-    memory: Path
-    pids: Path
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
-
-
-def find_hierarchy(
-    mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
-) -> Hierarchy | None:
-    """The topmost place at which this process may make cgroups with memory and pids limits."""
-    roots: dict[str, Path] = {}
-    for line in mounts.read_text().splitlines():
-        fields, _, tail = line.partition(" - ")
-        kind, _, options = tail.split(" ", 2)
-        place = Path(fields.split()[4])
-        if kind == "cgroup2":
-            roots.setdefault("", place)
-        elif kind == "cgroup":
-            for controller in {"memory", "pids"} & set(options.replace(" ", ",").split(",")):
-                roots.setdefault(controller, place)
-    if "memory" in roots and "pids" in roots:
-        found = {c: _first_usable_v1(roots[c], _own_path(own, c)) for c in ("memory", "pids")}
-        if found["memory"] and found["pids"]:
-            return Hierarchy(1, found["memory"], found["pids"])
-    if "" in roots:
-        place = _first_usable_v2(roots[""], _own_path(own, ""))
-        if place is not None:
-            return Hierarchy(2, place, place)
-    return None
-
-
-def _own_path(own: Path, controller: str) -> str:
-    for line in own.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == controller or (controller and controller in controllers.split(",")):
-            return path.strip("/")
-    return ""
-
-
-def _ancestors(root: Path, path: str) -> Iterator[Path]:
-    """From the mount's root down to our own cgroup: the higher ones are the same for the next run, which sweeps."""
-    yield root
-    for part in Path(path).parts:
-        root = root / part
-        if root.is_dir():
-            yield root
-
-
-def _first_usable_v1(root: Path, path: str) -> Path | None:
-    return next((place for place in _ancestors(root, path) if _can_make_in(place)), None)
-
-
-def _first_usable_v2(root: Path, path: str) -> Path | None:
-    for place in _ancestors(root, path):
-        if _delegates(place) and _can_make_in(place) and _delegates(place / FOLDER):
-            return place
-    return None
-
-
-def _delegates(place: Path) -> bool:
-    """Whether children of a v2 cgroup get the memory and pids controllers; asks for it where it is not so."""
-    control = place / "cgroup.subtree_control"
-    try:
-        if {"memory", "pids"} <= set(control.read_text().split()):
-            return True
-        control.write_text("+memory +pids")
-        return True
-    except OSError:
-        return False  # EBUSY: it holds processes itself; EACCES: not ours; ENOENT: no such controller
-
-
-def _can_make_in(place: Path) -> bool:
-    try:
-        (place / FOLDER).mkdir(exist_ok=True)
-    except OSError:
-        return False
-    return os.access(place / FOLDER, os.W_OK)
 
 
 def _owner_name(run_id: str, pid: int) -> str:
@@ -134,12 +46,21 @@ def _start_time(pid: int) -> int:
         return 0
 
 
-def _make(folder: Path) -> None:
-    """Make a cgroup and those above it, also while another process removes them because they are empty."""
+def _make(base: Path, names: tuple[str, ...], *, delegating: bool) -> Path:
+    """Make cgroups in one another below `base`, also while another process removes them because they are empty.
+
+    `delegating` (v2): each must hand on its controllers before one that has them can be made in it.
+    """
+    folder = base
     for _ in range(100):
+        folder = base
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return
+            for name in names:
+                if delegating and not delegates(folder) and folder.is_dir():
+                    raise OSError(f"cgroup {folder} does not hand on the memory and pids controllers")
+                folder = folder / name
+                folder.mkdir(exist_ok=True)
+            return folder
         except FileNotFoundError:
             continue
     raise OSError(f"cgroup {folder} could not be made: its parent keeps vanishing")
@@ -154,13 +75,9 @@ class Slot:
         self._path = f"/{FOLDER}/{owner}/{name}"
         self._memory = hierarchy.memory / FOLDER / owner / name
         self._pids = hierarchy.pids / FOLDER / owner / name
-        self._folders = tuple(folder / FOLDER / owner / name for folder in hierarchy.folders)
-        for folder in self._folders:
-            _make(folder.parent)
-            if self._version == 2 and not _delegates(folder.parent):
-                raise OSError(f"cgroup {folder.parent} does not hand on the memory and pids controllers")
-            _make(folder)
         v1 = self._version == 1
+        names = FOLDER, owner, name
+        self._folders = tuple(_make(folder, names, delegating=not v1) for folder in hierarchy.folders)
         self._peak = self._kept("memory.max_usage_in_bytes" if v1 else "memory.peak", os.O_RDWR)
         self._usage = self._kept("memory.usage_in_bytes" if v1 else "memory.current", os.O_RDONLY)
         self._events = self._kept("memory.oom_control" if v1 else "memory.events", os.O_RDONLY)
@@ -330,11 +247,8 @@ def _remove_if_empty(folder: Path) -> None:
         pass  # another run's, or gone
 
 
-def sweep(run_id: str, hierarchy: Hierarchy | None = None) -> int:
+def sweep(run_id: str, hierarchy: Hierarchy) -> int:
     """Remove what dead processes of an earlier run with this id left; returns how many cgroups that were."""
-    hierarchy = hierarchy or find_hierarchy()
-    if hierarchy is None:
-        return 0
     wanted = _owner_name(run_id, 0).partition("@")[0]
     removed = 0
     for base in hierarchy.folders:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import psutil
 
-from env import cgroups
+from env import cgroup_hierarchy
 
 Role = Literal["jail", "init", "zygote", "program"]
 
@@ -82,9 +82,9 @@ class HostState:
 
 def cgroups_of(pid: int) -> Iterator[str]:
     """The cgroups that a process made for its calls, whether it lives still or not."""
-    hierarchy = cgroups.find_hierarchy()
+    hierarchy = cgroup_hierarchy.find_hierarchy()
     for folder in hierarchy.folders if hierarchy else ():
-        for path in (folder / cgroups.FOLDER).glob(f"*@{pid}-*/*"):
+        for path in (folder / cgroup_hierarchy.FOLDER).glob(f"*@{pid}-*/*"):
             if path.is_dir():
                 yield str(path)
 

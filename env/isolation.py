@@ -14,7 +14,8 @@ type IsolationKind = Literal["zygote", "jail-per-call"]
 each in a fresh jail with a fresh interpreter, which is slow and simple."""
 
 
-NO_CGROUP = "no cgroup can be made here: memory is limited for each process by its address space instead"
+NO_CGROUP = "memory is limited for each process by its address space, since no cgroup can be made here: "
+"""And why that is so (`env.cgroup_hierarchy.obstacle`)."""
 ONE_USER = "this process may not use other users' ids: calls share one, and the limit on processes is for all of them"
 
 logger = logging.getLogger(__name__)

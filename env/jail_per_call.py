@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from contextlib import ExitStack
 
-from env import cgroups
+from env import cgroup_hierarchy, cgroups
 from env.image import Image
 from env.isolation import NO_CGROUP, Running, say_once
 from env.jail import jail_config
@@ -32,9 +32,9 @@ class JailPerCall:
             undo.callback(self._staging.close)
             self._nsjail = Nsjail()
             undo.callback(self._nsjail.close)
-            hierarchy = cgroups.find_hierarchy()
+            hierarchy = cgroup_hierarchy.find_hierarchy()
             self._has_cgroup = hierarchy is not None
-            self.weaknesses: tuple[str, ...] = () if self._has_cgroup else (NO_CGROUP,)
+            self.weaknesses: tuple[str, ...] = () if self._has_cgroup else (NO_CGROUP + cgroup_hierarchy.obstacle(),)
             say_once(self.weaknesses)
             if hierarchy is not None:
                 cgroups.sweep(run_id, hierarchy)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 
-from env import cgroups, jail, runner
+from env import cgroup_hierarchy, cgroups, jail, runner
 from env.image import Image
 from env.jail_link import Link
 from env.jail_processes import children_of, ended, hurry_nsjail, kill, reap, send
@@ -116,7 +116,7 @@ class JailRooms:
         self._image, self._run_id = image, run_id
         self._staging = Staging(image)
         self.nsjail = Nsjail()
-        self._hierarchy = cgroups.find_hierarchy()
+        self._hierarchy = cgroup_hierarchy.find_hierarchy()
         self._lanes: list[Lane] = []
         """Made and not in use."""
         self._made = 0

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from env import cgroups
+from env import cgroup_hierarchy, cgroups
 from env.image import Image
 from env.jail_link import Link, Said
 from env.jail_processes import ENDS_WITHIN_S, STARTS_WITHIN_S, ended, pid_of, send
@@ -89,7 +89,7 @@ class ZygoteRooms:
         """`libraries` as in `env.zygotes.Zygotes`. Raises `OSError` if the root can't be staged or cgroups be made."""
         self._recycle_after = recycle_after
         self._zygotes = Zygotes(image, 1, run_id, libraries, recycle_after=sys.maxsize, first_block=BLOCKS - 1)
-        self._hierarchy, self._run_id = cgroups.find_hierarchy(), run_id
+        self._hierarchy, self._run_id = cgroup_hierarchy.find_hierarchy(), run_id
         self._slots: list[cgroups.Slot] = []
         """Made and not in use."""
         self._slot_numbers = itertools.count()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from env import cgroups
+from env import cgroup_hierarchy, cgroups
 
 
 class NoSandbox(LookupError):
@@ -47,8 +47,8 @@ class MemoryShortage:
     @contextmanager
     def of(cls, pid: int) -> Iterator[MemoryShortage]:
         """Of the sandbox of a process, until the block is left. Raises `NoSandbox`."""
-        hierarchy = cgroups.find_hierarchy()
-        found = list((hierarchy.memory / cgroups.FOLDER).glob(f"*@{pid}-*")) if hierarchy is not None else []
+        hierarchy = cgroup_hierarchy.find_hierarchy()
+        found = list((hierarchy.memory / cgroup_hierarchy.FOLDER).glob(f"*@{pid}-*")) if hierarchy is not None else []
         if hierarchy is None or not found:
             raise NoSandbox(f"process {pid} has no calls in cgroups")
         shortage = cls(hierarchy.version, found[0])

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from env import cgroups, preload
+from env import cgroup_hierarchy, cgroups, preload
 from env.image import Image
 from env.isolation import NO_CGROUP, ONE_USER, Running, say_once
 from env.jail import zygote_jail_config
@@ -76,7 +76,7 @@ class Zygotes:
             undo.callback(self._staging.close)
             self._nsjail = Nsjail()
             undo.callback(self._nsjail.close)
-            hierarchy = cgroups.find_hierarchy()
+            hierarchy = cgroup_hierarchy.find_hierarchy()
             if hierarchy is not None:
                 cgroups.sweep(run_id, hierarchy)
             name = f"{id(self):x}"
@@ -98,7 +98,7 @@ class Zygotes:
             self._undo = undo.pop_all()
         alone = self._workers[0].ids.count == 1
         self.weaknesses: tuple[str, ...] = (
-            *((NO_CGROUP,) if hierarchy is None else ()),
+            *((NO_CGROUP + cgroup_hierarchy.obstacle(),) if hierarchy is None else ()),
             *((ONE_USER,) if alone else ()),
         )
         say_once(self.weaknesses)

@@ -70,7 +70,7 @@ def drill(
 
 def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
     from actors.system.actor_faults import ActorFaultKind, ActorFaultPlan
-    from env.cgroups import find_hierarchy
+    from env.cgroup_hierarchy import find_hierarchy
 
     names = _names(recipe.generators.count, recipe.environments.count, recipe.rollouts.count)
     names.remove("director")  # its death is the run's end

@@ -29,7 +29,7 @@ from actors.system.actor import ActorRef, seed_for
 from actors.system.actor_faults import LASTING_KINDS, MESSAGE_KINDS, SANDBOX_ROLES, ActorFault, ActorFaultPlan
 from actors.system.links import PeerDied, PeerUnreachable
 from actors.system.ray_stage import RayStage
-from env import cgroups
+from env import cgroup_hierarchy
 from env.host_state import SandboxProcess, sandbox_processes
 from orchestration.pressures import FullDisk, Pressure, Slowness, Squeeze, own_file_system
 
@@ -309,7 +309,7 @@ def check_plan(plan: ActorFaultPlan, actors: list[str], folder: Path) -> None:
             own_file_system(folder)
             continue
         fault.candidates(actors)
-        if fault.kind == "squeeze" and cgroups.find_hierarchy() is None:
+        if fault.kind == "squeeze" and cgroup_hierarchy.find_hierarchy() is None:
             raise ValueError(
                 f"{fault}: this host lets us make no cgroups, so no sandbox's memory can be taken; leave it out"
             )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, Status, ToolCall, ToolResult
 from tests.env.conftest import ROOM_S, Host, look_at_host
@@ -96,7 +96,7 @@ def each_withstood(attacks: Iterable[Attack]) -> Callable[..., Awaitable[None]]:
 
 async def withstand(interpreters: Interpreters, attack: Attack, tool: str) -> None:
     """Run an attack, and check what came of it and what is left."""
-    if attack.needs_cgroup and cgroups.find_hierarchy() is None:
+    if attack.needs_cgroup and cgroup_hierarchy.find_hierarchy() is None:
         pytest.skip("no cgroup can be made here: nothing limits the memory of several processes together")
     before, resident = look_at_host(), psutil.Process().memory_info().rss
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where cgroups are looked for, and what is left of them."""
+"""What a call's cgroup does, and what is left of it."""
 
 from __future__ import annotations
 
@@ -9,60 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy, cgroups
 from env.tool_call import Limits
 
-REAL = cgroups.find_hierarchy()
+REAL = cgroup_hierarchy.find_hierarchy()
 needs_cgroups = pytest.mark.skipif(REAL is None, reason="this host lets us make no cgroups")
-
-
-def _mountinfo(tmp_path: Path, *mounts: tuple[Path, str, str]) -> Path:
-    """A mountinfo file; a mount is (place, kind, options)."""
-    lines = [
-        f"30 20 0:{n} / {place} rw,relatime - {kind} {kind} rw,{options}"
-        for n, (place, kind, options) in enumerate(mounts)
-    ]
-    file = tmp_path / "mountinfo"
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def _own(tmp_path: Path, text: str) -> Path:
-    file = tmp_path / "cgroup"
-    file.write_text(text)
-    return file
-
-
-def test_version_one_has_a_hierarchy_for_each_controller(tmp_path: Path):
-    for name in ("memory", "pids"):
-        (tmp_path / name).mkdir()
-    mounts = _mountinfo(
-        tmp_path,
-        (tmp_path / "memory", "cgroup", "memory"),
-        (tmp_path / "pids", "cgroup", "pids"),
-        (tmp_path, "tmpfs", "x"),
-    )
-    found = cgroups.find_hierarchy(mounts, _own(tmp_path, "4:memory:/a\n3:pids:/a\n"))
-    assert found == cgroups.Hierarchy(1, tmp_path / "memory", tmp_path / "pids")
-
-
-def test_version_two_is_used_where_its_controllers_are_handed_on(tmp_path: Path):
-    """The root is a container's that holds processes, so that it can hand on nothing; the slice below does."""
-    root, slice_ = tmp_path / "unified", tmp_path / "unified" / "user.slice"
-    (slice_ / "session.scope").mkdir(parents=True)
-    (slice_ / "cgroup.subtree_control").write_text("cpu memory pids\n")
-    (slice_ / cgroups.FOLDER).mkdir()
-    (slice_ / cgroups.FOLDER / "cgroup.subtree_control").write_text("memory pids\n")
-    (root / "cgroup.subtree_control").mkdir()  # can't be read or written, like one that gives EBUSY
-    mounts = _mountinfo(tmp_path, (root, "cgroup2", "nsdelegate"))
-    found = cgroups.find_hierarchy(mounts, _own(tmp_path, "0::/user.slice/session.scope\n"))
-    assert found == cgroups.Hierarchy(2, slice_, slice_)
-
-
-def test_a_host_without_controllers_has_none(tmp_path: Path):
-    (tmp_path / "unified").mkdir()
-    mounts = _mountinfo(tmp_path, (tmp_path / "unified", "cgroup2", "x"), (tmp_path / "gone", "cgroup", "memory"))
-    assert cgroups.find_hierarchy(mounts, _own(tmp_path, "0::/\n")) is None
 
 
 def _slot_folders(slot: cgroups.Slot) -> list[Path]:
@@ -95,11 +46,22 @@ def test_a_slot_is_gone_after_close_with_whatever_ran_in_it():
 
 
 @needs_cgroups
+def test_a_slot_can_be_made_after_the_last_one_is_gone_with_all_that_it_was_in():
+    """On v2 the folder that was made anew handed on no controllers."""
+    assert REAL is not None
+    for _ in range(2):
+        slot = cgroups.Slot(REAL, "tests", "again")
+        slot.prepare(Limits())
+        slot.close()
+        assert _slot_folders(slot) == []
+
+
+@needs_cgroups
 def test_sweeping_takes_what_a_dead_process_of_this_run_left_and_nothing_else():
     assert REAL is not None
     ours, dead = cgroups.Slot(REAL, "swept", "0"), f"swept@{2**22 + 1}-12345"
     other = f"not-swept@{2**22 + 1}-12345"
-    places = [folder / cgroups.FOLDER for folder in REAL.folders]
+    places = [folder / cgroup_hierarchy.FOLDER for folder in REAL.folders]
     try:
         for place in places:
             for owner in (dead, other):
@@ -128,7 +90,7 @@ def test_a_call_at_its_limit_is_not_swapped_out():
     slot = cgroups.Slot(REAL, "tests", "swap")
     try:
         slot.prepare(Limits())
-        (memory,) = (REAL.memory / cgroups.FOLDER).glob("tests@*/swap")
+        (memory,) = (REAL.memory / cgroup_hierarchy.FOLDER).glob("tests@*/swap")
         swap = memory / ("memory.swappiness" if REAL.version == 1 else "memory.swap.max")
         if not swap.exists():
             pytest.skip("this kernel does not account for swap")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from env import cgroups
+from env import cgroup_hierarchy
 from env.host_state import HostState, sandbox_processes
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall
@@ -25,7 +25,7 @@ async def test_a_running_call_is_seen_and_gone_after_it():
         await until(lambda: "processes" in before.differences(HostState.now()))
         await until(lambda: {"jail", "init", "zygote", "program"} == {each.role for each in sandbox_processes()})
         assert "mounts" not in before.differences(HostState.now())
-        if cgroups.find_hierarchy() is not None:
+        if cgroup_hierarchy.find_hierarchy() is not None:
             assert HostState.now().cgroups
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
@@ -339,5 +339,5 @@ def _is_alive(pid: int) -> bool:
 
 
 def _all_cgroups() -> list[str]:
-    hierarchy = cgroups.find_hierarchy()
+    hierarchy = cgroup_hierarchy.find_hierarchy()
     return [str(path) for folder in (hierarchy.folders if hierarchy else ()) for path in folder.glob("greenroom/*")]

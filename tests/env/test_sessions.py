@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy
 from env.isolation import IsolationKind
 from env.session_server import LINK
 from env.tool_call import JUPYTER_TOOL, ToolCall
@@ -113,7 +113,7 @@ async def test_the_kernel_says_from_outside_what_protects_a_session(open_noteboo
     ours = {kind: namespace(os.getpid(), kind) for kind in spaces}
     assert {kind: len(spaces[kind]) for kind in ("pid", "mnt", "ipc")} == {"pid": 2, "mnt": 2, "ipc": 2}
     assert all(ours[kind] not in spaces[kind] for kind in spaces)
-    if cgroups.find_hierarchy() is not None:
+    if cgroup_hierarchy.find_hierarchy() is not None:
         assert len({cgroup(pid) for pid in seen}) == 2
 
 
@@ -146,7 +146,7 @@ async def test_what_is_written_to_every_descriptor_ends_no_cell(open_notebook: O
 
 
 async def test_without_cgroups_limits_of_processes_stand_in(open_notebook: Open, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cgroups, "find_hierarchy", lambda: None)
+    monkeypatch.setattr(cgroup_hierarchy, "find_hierarchy", lambda: None)
     cell = open_notebook()
     await cell("x = 1")
     assert (await cell("y = bytearray(600 << 20)")).status == "memory"

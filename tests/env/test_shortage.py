@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from env.cgroups import FOLDER, find_hierarchy
+from env.cgroup_hierarchy import FOLDER, find_hierarchy
 from env.host_state import cgroups_of
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind

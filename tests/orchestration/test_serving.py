@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy
 from env.host_state import cgroups_of, sandbox_processes
 from orchestration.recipe import RecipeError
 from orchestration.serving import ServeOptions, read_token
@@ -76,7 +76,7 @@ async def test_a_signal_ends_it_with_an_answer_to_all_and_nothing_left():
             assert [result["reason"] for result in results] == ["queue_timeout"] * 8  # clients try again
         assert await asyncio.to_thread(process.wait, 30) == 130
         assert all(map(gone, processes))
-        if cgroups.find_hierarchy() is not None:
+        if cgroup_hierarchy.find_hierarchy() is not None:
             assert list(cgroups_of(process.pid)) == []
 
 

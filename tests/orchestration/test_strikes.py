@@ -17,7 +17,7 @@ from actors.system.actor import ActorRef
 from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from actors.system.links import PeerDied
 from actors.system.ray_stage import RayStage
-from env.cgroups import find_hierarchy
+from env.cgroup_hierarchy import find_hierarchy
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall
 from orchestration.strikes import Strike, Striker, check_plan

@@ -6,7 +6,13 @@ Needs root. What is done to the host is seen by this process and those that it s
 - `unprivileged`: an ordinary user, who may make user namespaces;
 - `own-root`: root of a user namespace with ids of its own, as in a rootless container;
 - `no-ids`: root of a user namespace that has no ids to give;
-- `no-namespaces`: root of a user namespace in which no more may be made.
+- `no-namespaces`: root of a user namespace in which no more may be made;
+- `delegated`: an ordinary user who has been given a cgroup, as systemd gives its users theirs;
+- `container`: root of a cgroup namespace that holds processes, as in a privileged container;
+- `moved`: the same, after what is said there has been done;
+- `read-only`: the same, with cgroups mounted read-only, as in other containers.
+
+The last four need cgroups of version 2.
 """
 
 from __future__ import annotations
@@ -17,14 +23,20 @@ import json
 import os
 import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
 USER = 54321
 FIRST_ID, IDS = 200_000, 65_536
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
-KINDS = ("unprivileged", "own-root", "no-ids", "no-namespaces")
+_MS_RDONLY, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+CGROUPS = Path("/sys/fs/cgroup")
+IN_A_CGROUP = ("delegated", "container", "moved", "read-only")
 
 
 def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
@@ -70,11 +82,54 @@ def enter_user_namespace(mapping: str) -> None:
     os.setuid(0)
 
 
+@contextmanager
+def given_cgroup() -> Iterator[Path]:
+    """A cgroup of version 2 with memory and pids controllers, of the ordinary user. Raises `OSError` without them."""
+    there = (CGROUPS / "cgroup.controllers").read_text().split()  # no such file: something else is mounted there
+    if not {"memory", "pids"} <= set(there):
+        raise OSError(f"{CGROUPS} has the controllers {there}")
+    (CGROUPS / "cgroup.subtree_control").write_text("+memory +pids")
+    given = CGROUPS / "tests-given"
+    given.mkdir()
+    for path in (given, given / "cgroup.procs", given / "cgroup.subtree_control"):
+        os.chown(path, USER, USER)
+    try:
+        yield given
+    finally:
+        for folder in (*sorted(given.rglob("*/"), reverse=True), given):
+            remove(folder)
+
+
+def remove(cgroup: Path) -> None:
+    """What has ended in it is still there for a moment."""
+    for _ in range(100):
+        try:
+            return cgroup.rmdir()
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"{cgroup} could not be removed")
+
+
+def enter_container(kind: str) -> None:
+    """A cgroup namespace whose root is the cgroup that this process is in, as a container has it."""
+    os.unshare(os.CLONE_NEWCGROUP | os.CLONE_NEWNS)
+    mount("none", Path("/"), "", _MS_REC | _MS_PRIVATE)
+    ctypes.CDLL(None).umount2(str(CGROUPS).encode(), _MNT_DETACH)
+    mount("none", CGROUPS, "cgroup2", _MS_RDONLY if kind == "read-only" else 0)
+    if kind == "moved":
+        from env.cgroup_hierarchy import obstacle
+
+        subprocess.run(obstacle().split("`")[1], shell=True, check=True)
+
+
 def become(kind: str) -> None:
     """Make this process live on a lesser host. Raises `OSError` where this host can't."""
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", HOME="/nonexistent")
+    if kind in ("container", "moved", "read-only"):
+        enter_container(kind)
+        return
     open_private_folders()
-    if kind == "unprivileged":
+    if kind in ("unprivileged", "delegated"):
         os.setgroups([])
         os.setgid(USER)
         os.setuid(USER)
@@ -120,16 +175,47 @@ async def say() -> dict[str, Any]:
     return said
 
 
-def main() -> None:
+def on_host(kind: str) -> str:
+    """What `say` says there, as JSON."""
     try:
-        become(sys.argv[1])
+        become(kind)
     except OSError as error:
-        print(json.dumps({"impossible": f"{error}"}))
-        return
+        return json.dumps({"impossible": f"{error}"})
     code = "import asyncio, json; from tests.support.lesser_hosts import say; print(json.dumps(asyncio.run(say())))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
-    print(done.stdout)
-    sys.exit(done.returncode)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def in_a_cgroup(kind: str) -> str:
+    """As `on_host`, by a child that has a cgroup to itself."""
+    try:
+        with given_cgroup() as given:
+            inside = given / "inside" if kind == "delegated" else given
+            inside.mkdir(exist_ok=True)
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    (inside / "cgroup.procs").write_text(str(os.getpid()))
+                    os.write(writing, on_host(kind).encode())
+                    os._exit(0)
+                finally:  # it failed
+                    traceback.print_exc()
+                    os._exit(1)
+            os.close(writing)
+            with open(reading) as said:
+                text = said.read()
+            _, status = os.waitpid(child, 0)
+            assert status == 0, "the child has said why on stderr"
+            return text
+    except OSError as error:
+        return json.dumps({"impossible": f"cgroups of version 2: {error}"})
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    print(in_a_cgroup(kind) if kind in IN_A_CGROUP else on_host(kind))
 
 
 if __name__ == "__main__":

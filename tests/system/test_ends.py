@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from env import cgroups
+from env import cgroup_hierarchy, cgroups
 from env.tool_call import Limits
 from tests.support.own_python import Broken, environment_on, own_installation
 from tests.system.test_train import ROOT, learner_of
@@ -166,7 +166,7 @@ def test_a_learner_that_can_not_allocate_ends_the_run(run: Run) -> None:
 
 
 def test_a_learner_that_the_kernel_kills_at_every_step_ends_the_run(run: Run) -> None:
-    hierarchy = cgroups.find_hierarchy()
+    hierarchy = cgroup_hierarchy.find_hierarchy()
     if hierarchy is None:
         pytest.skip("this host has no cgroups to limit memory with")
     slot = cgroups.Slot(hierarchy, "test-ends", "learner")

@@ -1,0 +1,132 @@
+"""Where this process may make cgroups, and if nowhere, why.
+
+Sources: mount namespaces and cgroups as proc_pid_mountinfo(5), proc_pid_cgroup(5) and cgroups(7) describe them; the
+kernel's cgroup-v2.rst on delegation and on "no internal processes".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "greenroom"
+MOUNTS = Path("/proc/self/mountinfo")
+OWN = Path("/proc/self/cgroup")
+_NEEDED = frozenset(("memory", "pids"))
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where cgroups can be made: one directory on v2, one for each controller on v1."""
+
+    version: int
+    memory: Path
+    pids: Path
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
+
+
+def find_hierarchy(mounts: Path = MOUNTS, own: Path = OWN) -> Hierarchy | None:
+    """The topmost place at which this process may make cgroups with memory and pids limits."""
+    roots = _roots(mounts)
+    if roots.keys() >= _NEEDED:
+        found = {c: _first_usable_v1(roots[c], _own_path(own, c)) for c in _NEEDED}
+        if found["memory"] and found["pids"]:
+            return Hierarchy(1, found["memory"], found["pids"])
+    if "" in roots:
+        place = _first_usable_v2(roots[""], _own_path(own, ""))
+        if place is not None:
+            return Hierarchy(2, place, place)
+    return None
+
+
+def obstacle(mounts: Path = MOUNTS, own: Path = OWN) -> str:
+    """Why there is no hierarchy, and what would help where that is known; where `find_hierarchy` has found none."""
+    roots = _roots(mounts)
+    if roots.keys() >= _NEEDED:
+        return f"only root may, in {roots['memory']} and {roots['pids']}"
+    if "" not in roots:
+        return "no cgroup file system with memory and pids controllers is mounted"
+    *_, place = _ancestors(roots[""], _own_path(own, ""))
+    try:
+        controllers = set((roots[""] / "cgroup.controllers").read_text().split())
+        read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+    except OSError as error:
+        return f"{place} can't be read: {error.strerror}"
+    if not controllers >= _NEEDED:
+        return f"{roots['']} lacks the controllers {', '.join(sorted(_NEEDED - controllers))}"
+    if read_only:
+        return f"{place} is mounted read-only; a container that is to have cgroups needs it writable"
+    if os.access(place / "cgroup.procs", os.W_OK):
+        return (
+            f"{place} holds processes, so what is made in it gets no limits; before the start, move them: "
+            f"`cd {place}; mkdir -p init; while read p; do echo $p > init/cgroup.procs; done < cgroup.procs`"
+        )
+    return f"{place} is not this user's; systemd gives one to what is started by `systemd-run --user --scope`"
+
+
+def _roots(mounts: Path) -> dict[str, Path]:
+    """Mounts by controller (v1), and that of v2 by the empty string; of each the first."""
+    roots: dict[str, Path] = {}
+    for line in mounts.read_text().splitlines():
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.split(" ", 2)
+        place = Path(fields.split()[4])
+        if kind == "cgroup2":
+            roots.setdefault("", place)
+        elif kind == "cgroup":
+            for controller in _NEEDED & set(options.replace(" ", ",").split(",")):
+                roots.setdefault(controller, place)
+    return roots
+
+
+def _own_path(own: Path, controller: str) -> str:
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == controller or (controller and controller in controllers.split(",")):
+            return path.strip("/")
+    return ""
+
+
+def _ancestors(root: Path, path: str) -> Iterator[Path]:
+    """From the mount's root down to our own cgroup: the higher ones are the same for the next run, which sweeps."""
+    yield root
+    for part in Path(path).parts:
+        root = root / part
+        if root.is_dir():
+            yield root
+
+
+def _first_usable_v1(root: Path, path: str) -> Path | None:
+    return next((place for place in _ancestors(root, path) if _can_make_in(place)), None)
+
+
+def _first_usable_v2(root: Path, path: str) -> Path | None:
+    for place in _ancestors(root, path):
+        if delegates(place) and _can_make_in(place) and delegates(place / FOLDER):
+            return place
+    return None
+
+
+def delegates(place: Path) -> bool:
+    """Whether children of a v2 cgroup get the memory and pids controllers; asks for it where it is not so."""
+    control = place / "cgroup.subtree_control"
+    try:
+        if set(control.read_text().split()) >= _NEEDED:
+            return True
+        control.write_text("+memory +pids")
+        return True
+    except OSError:
+        return False  # EBUSY: it holds processes itself; EACCES: not ours; ENOENT: no such controller
+
+
+def _can_make_in(place: Path) -> bool:
+    try:
+        (place / FOLDER).mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return os.access(place / FOLDER, os.W_OK)
