@@ -9,8 +9,6 @@ generator have lately.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from policies.group_lengths import Group
@@ -37,9 +35,11 @@ class Session:
 class Demand:
     """The future of one generator's rollouts."""
 
-    __slots__ = ("_expected_peak", "_moments", "_seconds", "_speed", "_time", "_tokens", "_work")
+    __slots__ = ("_expected_peak", "_moments", "_seconds", "_speed", "_time", "_tokens", "_work", "sessions")
 
     def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        """By rollout, in the order in which they were let in; whoever adds or removes one says `enter` or `leave`."""
         self._moments = np.zeros((2, BUCKETS))
         """Mean and variance."""
         self._expected_peak: float | None = 0.0
@@ -93,18 +93,18 @@ class Demand:
         """Whether rollouts may have come a good part of a bucket further since they were last counted."""
         return self._speed * (now - self._time) > prediction.width / 2
 
-    def locate(self, sessions: Iterable[Session], prediction: LengthPrediction, now: float) -> None:
+    def locate(self, prediction: LengthPrediction, now: float) -> None:
         """Find where the generator's rollouts are taken to be now."""
         speed, width, last = self._speed, prediction.width, BUCKETS - 1
-        for session in sessions:
+        for session in self.sessions.values():
             bucket = round(session.tokens + speed * (now - session.time)) // width  # as `prediction.bucket` has it
             session.bucket = bucket if bucket < last else last
         self._time = now
 
-    def recount(self, sessions: Iterable[Session], prediction: LengthPrediction) -> None:
+    def recount(self, prediction: LengthPrediction) -> None:
         """The demand from where the generator's rollouts are taken to be, and what is known of their groups."""
         counts: dict[int, int] = {}
-        for session in sessions:
+        for session in self.sessions.values():
             session.place = place = session.group.kind * BUCKETS + session.bucket
             counts[place] = counts.get(place, 0) + 1
         held = prediction.by_place[list(counts)].reshape(len(counts), 2 * BUCKETS)

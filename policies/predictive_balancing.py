@@ -122,8 +122,9 @@ class Predictive(LeaseBooks):
         super().release(rollout, tokens)
         if lease is None:
             return
-        session = self._sessions.pop(rollout)
         demand = self._demands[lease.generator]
+        del demand.sessions[rollout]
+        session = self._sessions.pop(rollout)
         demand.leave(session.place, self._prediction)  # it is ranked anew since the lease has ended
         self._look_at(lease.generator)
         if tokens is None:
@@ -183,9 +184,10 @@ class Predictive(LeaseBooks):
         # Who stands alone is compared with nobody.
         group = self._groups.named(wish.group) if wish.group else Group(wish.rollout)
         session = Session(group, wish.prompt_tokens, self._bucket_of(wish.prompt_tokens), self._time)
-        self._sessions[wish.rollout] = session
+        demand = self._demands[books.name]
+        self._sessions[wish.rollout] = demand.sessions[wish.rollout] = session
         self._prediction.started(session.bucket)
-        self._demands[books.name].enter(session.place, self._prediction)  # ranked anew, as it has one lease more
+        demand.enter(session.place, self._prediction)  # ranked anew, as it has one lease more
         if self._queue.known_groups > KNOWN_GROUPS * (len(self._sessions) + len(self._waiting)) + REFRESH_EVERY:
             self._forget_finished_groups()
         return lease
@@ -206,8 +208,8 @@ class Predictive(LeaseBooks):
 
     def _predict_anew(self) -> None:
         """Look at everything again: lengths, groups, demands."""
-        for name, demand in self._demands.items():
-            demand.locate(self._sessions_of(name), self._prediction, self._time)
+        for demand in self._demands.values():
+            demand.locate(self._prediction, self._time)
         supposed = [0] * BUCKETS
         for session in self._sessions.values():
             supposed[session.bucket] += 1
@@ -215,19 +217,16 @@ class Predictive(LeaseBooks):
         risk = self._prediction.risk
         self._groups.compare((session.group, risk[session.bucket]) for session in self._sessions.values())
         for name, demand in self._demands.items():
-            demand.recount(self._sessions_of(name), self._prediction)
+            demand.recount(self._prediction)
             self.rank_anew(name)
 
     def _look_at(self, name: str) -> None:
         """Bring a generator's demand up to the time, if its rollouts may have come much further."""
         demand = self._demands[name]
         if demand.is_outdated(self._prediction, self._time):
-            demand.locate(self._sessions_of(name), self._prediction, self._time)
-            demand.recount(self._sessions_of(name), self._prediction)
+            demand.locate(self._prediction, self._time)
+            demand.recount(self._prediction)
             self.rank_anew(name)
-
-    def _sessions_of(self, name: str) -> list[Session]:
-        return [self._sessions[rollout] for rollout in self._books[name].leases]
 
     def _forget_finished_groups(self) -> None:
         alive = {session.group.name for session in self._sessions.values()}

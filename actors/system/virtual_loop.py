@@ -120,7 +120,7 @@ class VirtualLoop(ConfinedLoop):
             handle = VirtualHandle((self._now, 0, copy_context(), call))
             self._make_ready((handle[2], (handle,)))
             return handle
-        self._make_ready((context or copy_context(), call))
+        self._make_ready((context, call))
         return None
 
     def call_at_ns(self, when: int, *call: Any, context: Context | None = None) -> VirtualHandle:
@@ -128,7 +128,7 @@ class VirtualLoop(ConfinedLoop):
         if when < self._now:
             when = self._now
         self._serial += 1
-        handle = VirtualHandle((when, self._serial, context or copy_context(), call))
+        handle = VirtualHandle((when, self._serial, copy_context() if context is None else context, call))
         heapq.heappush(self._timers, handle)
         return handle
 
@@ -147,7 +147,7 @@ class VirtualLoop(ConfinedLoop):
         after = round(delay * NS)
         self._serial += 1
         when = self._now + after if after > 0 else self._now
-        handle = VirtualHandle((when, self._serial, context or copy_context(), call))
+        handle = VirtualHandle((when, self._serial, copy_context() if context is None else context, call))
         heapq.heappush(self._timers, handle)
         return handle
 

@@ -21,8 +21,9 @@ def test_a_demand_counted_anew_is_the_sum_of_its_rollouts(rollouts: list[tuple[i
     sessions = [Session(groups.named(name), bucket * lengths.width, bucket, 0.0) for bucket, name in rollouts]
     for session in sessions:
         one_by_one.enter(session.place, lengths)
-    at_once.locate(sessions, lengths, 0.0)
-    at_once.recount(sessions, lengths)
+    at_once.sessions.update((str(number), session) for number, session in enumerate(sessions))
+    at_once.locate(lengths, 0.0)
+    at_once.recount(lengths)
     assert at_once.work() == pytest.approx(one_by_one.work())
     assert at_once.expected_peak() == pytest.approx(one_by_one.expected_peak())
     assert at_once.peak_with(5, lengths, 2.0) == pytest.approx(one_by_one.peak_with(5, lengths, 2.0))
@@ -36,5 +37,6 @@ def test_many_short_turns_do_not_make_the_speed() -> None:
     for _ in range(10):
         demand.learn_speed(Session(group, 0, 0, 0.0), 50, 1.0)
     waits = Session(group, 0, 0, 0.0)
-    demand.locate([waits], lengths, 100.0)
+    demand.sessions["waits"] = waits
+    demand.locate(lengths, 100.0)
     assert waits.bucket * lengths.width < 1300, "not 2,500, as the mean of the speeds has it"

@@ -1,6 +1,7 @@
 """A loop in virtual time: exact, the same each time, cut off from the world, never silent about a wait in vain."""
 
 import asyncio
+import contextvars
 import socket
 import subprocess
 import sys
@@ -137,6 +138,26 @@ def test_exploring_shuffles_actors_and_keeps_the_order_within_each() -> None:
         assert [each for each in order if each[0] == "b"] == ["b0", "b1", "b2"]
     assert order_of(7) == order_of(7)
     assert order_of(None) == [f"{name}{turn}" for turn in range(3) for name in "abc"]
+
+
+@pytest.mark.parametrize("explore", [None, 1])
+def test_a_task_keeps_its_own_context_whoever_wakes_it(explore: int | None) -> None:
+    """Also one that began empty, and so counts as false."""
+    variable = contextvars.ContextVar("variable", default="nobody's")
+
+    async def wake(sleeper: asyncio.Future[None]) -> None:
+        variable.set("the waker's")
+        sleeper.set_result(None)
+
+    async def main() -> str:
+        variable.set("the sleeper's")
+        sleeper = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(wake(sleeper))
+        await sleeper
+        await task
+        return variable.get()
+
+    assert contextvars.Context().run(run_virtual, main(), explore=explore) == "the sleeper's"
 
 
 def test_a_failing_callback_ends_the_run_and_leaves_no_task_behind(caplog: pytest.LogCaptureFixture) -> None:
