@@ -5,12 +5,13 @@ and kills.
 
 Invariants:
 - nothing but the limit of the cgroup that a process's calls have above them is changed (`env.cgroups` sets none there);
-- when the block of `MemoryShortage.of` is left, there is no limit again.
+- when the block of `MemoryShortage.of` is left, there is no limit again, unless this process has another one there.
 """
 
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ class MemoryShortage:
                 time.sleep(0.05)
     """
 
+    _lasting: Counter[Path] = Counter()
+    """By folder, how many there are now."""
+
     def __init__(self, version: int, folder: Path) -> None:
         """`folder` is the cgroup above those of the process's calls."""
         self._folder, v1 = folder, version == 1
@@ -52,10 +56,14 @@ class MemoryShortage:
         if hierarchy is None or not found:
             raise NoSandbox(f"process {pid} has no calls in cgroups")
         shortage = cls(hierarchy.version, found[0])
+        cls._lasting[found[0]] += 1
         try:
             yield shortage
         finally:
-            shortage._lift()
+            cls._lasting[found[0]] -= 1
+            if not cls._lasting[found[0]]:
+                del cls._lasting[found[0]]
+                shortage._lift()
 
     def tighten(self) -> None:
         """Let the sandbox have no more than it has now. Raises `NoSandbox` if it is gone."""

@@ -70,6 +70,17 @@ async def test_one_that_takes_more_than_it_may_is_before_and_after(pool: Interpr
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_of_two_at_once_the_last_one_lifts_the_limit(pool: Interpreters):
+    with MemoryShortage.of(os.getpid()) as long:
+        unlimited = long._limit.read_text()
+        with MemoryShortage.of(os.getpid()) as short:
+            short.tighten()
+            tight = short._limit.read_text()
+        assert long._limit.read_text() == tight != unlimited
+    assert long._limit.read_text() == unlimited
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_cell_is_run_again_after_what_it_was_built_on(pool: Interpreters):
     assert (await run(pool, "y = 41", "s")).status == "success"
     results = await starved(pool, "s")
