@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from env import cgroup_hierarchy, cgroups
 
@@ -33,7 +34,7 @@ class MemoryShortage:
                 time.sleep(0.05)
     """
 
-    _lasting: Counter[Path] = Counter()
+    _lasting: ClassVar[Counter[Path]] = Counter()
     """By folder, how many there are now."""
 
     def __init__(self, version: int, folder: Path) -> None:
