@@ -44,6 +44,7 @@ LABELS = {
 
 _SHARES = ("accuracy", "_share", "_share_in_correct")
 _WHOLE = ("tokens_per_s", "waiting_rollouts", "in_flight", "response_tokens_mean")
+_FEW_STEPS = 20
 _EVENTS_SHOWN = 5
 
 
@@ -98,6 +99,8 @@ class Progress:
         self._stage = ""
         self._stage_begin = self._begin
         self._step = self._done_before = 0
+        self._first_news: tuple[int, float] | None = None
+        """The first step of the stage that was reported, and when."""
         self._total = 0
         # The display's thread reads these two while we go on: they are replaced, never changed in place.
         self._figures: dict[str, Any] = {}
@@ -129,6 +132,7 @@ class Progress:
         self._keep_stage()
         self._stage, self._total, self._step, self._figures = name, total_steps, done, {}
         self._done_before = done
+        self._first_news = None
         self._stage_begin = self._now()
         self._last_line = float("-inf")
         if self._live is None:
@@ -139,6 +143,8 @@ class Progress:
         """Step `step` (from 1) is done, or has news; figures that are not given keep their last value."""
         self._figures = {**self._figures, **figures}
         is_new, self._step = step != self._step, step
+        if is_new and self._first_news is None:
+            self._first_news = step, self._now()
         if self._live is not None:
             return
         now = self._now()
@@ -173,11 +179,18 @@ class Progress:
                 self._write(line.rstrip())
 
     def eta_seconds(self) -> float | None:
-        """Seconds to the stage's end at its pace so far; None before the first step and where the length is unknown."""
-        taken = self._step - self._done_before
-        if not self._total or not taken:
+        """Seconds to the stage's end at its pace so far; None where that is not known yet.
+
+        What comes first may take much longer than the rest: it is reckoned with only as long as there is nothing else,
+        and in a short stage.
+        """
+        left, now = self._total - self._step, self._now()
+        if not self._total or self._first_news is None:
             return None
-        return (self._now() - self._stage_begin) / taken * (self._total - self._step)
+        first, since = self._first_news
+        if self._step > first:
+            return (now - since) / (self._step - first) * left
+        return (now - self._stage_begin) / (first - self._done_before) * left if left <= _FEW_STEPS else None
 
     def _keep_stage(self) -> None:
         """Leave one line about the stage above the live display, which will show something else."""

@@ -85,6 +85,18 @@ def test_eta_follows_the_stage_s_own_pace() -> None:
     assert progress.eta_seconds() == pytest.approx(12.0)
 
 
+def test_a_slow_first_step_says_nothing_of_the_time_that_hundreds_more_will_take() -> None:
+    clock = HandClock()
+    progress = Progress(io.StringIO(), now=clock)
+    progress.start_stage("sft", 280)
+    clock.now += 60
+    progress.update(1)
+    assert progress.eta_seconds() is None
+    clock.now += 5
+    progress.update(11)
+    assert progress.eta_seconds() == pytest.approx(269 * 0.5)
+
+
 def test_a_stage_that_goes_on_reckons_with_the_steps_that_it_has_taken_itself() -> None:
     clock, lines = HandClock(), io.StringIO()
     progress = Progress(lines, now=clock)
