@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -153,6 +154,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("run_s", "predicted stage", "t"),
 )
 """Figure -> what it is called and how it is written."""
+_NAMES_WIDTH, _STRATEGY_WIDTH = 26, 17
+"""Characters that a column takes, with its border: names of figures, and a strategy (the longest name has 14)."""
 
 
 def written(value: float, how: str) -> str:
@@ -171,22 +174,23 @@ def written(value: float, how: str) -> str:
 
 
 def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) -> None:
-    """The comparison as a table."""
+    """The comparison as a table, or as several where the screen is too narrow for all strategies beside each other."""
     options = recipe.stages[stage]
     assert isinstance(options, ReinforcementOptions), "only these are rehearsed"
     rollouts = options.prompts * options.sampled
-    table = Table(
-        title=f"{recipe.name}, {stage}: {rollouts:,} rollouts on {recipe.generators.count} engines (simulated)"
-    )
-    table.add_column("")
-    for each in rehearsals:
-        table.add_column(each.strategy, justify="right")
-    for name, title, how in ROWS:
-        table.add_row(title, *[written(each.figures[name], how) for each in rehearsals])
-    table.add_row("events", *[f"{each.events:,}" for each in rehearsals])
-    table.add_row("simulated in", *[f"{each.wall_seconds:.1f} s" for each in rehearsals])
-    table.add_row("trace", *[each.trace_hash[:12] for each in rehearsals])
-    out.print(table)
+    title = f"{recipe.name}, {stage}: {rollouts:,} rollouts on {recipe.generators.count} engines (simulated)"
+    room = max(1, (out.width - _NAMES_WIDTH) // _STRATEGY_WIDTH)
+    for few in itertools.batched(rehearsals, room):
+        table = Table(title=title)
+        table.add_column("", no_wrap=True)
+        for each in few:
+            table.add_column(each.strategy, justify="right", no_wrap=True)
+        for name, heading, how in ROWS:
+            table.add_row(heading, *[written(each.figures[name], how) for each in few])
+        table.add_row("events", *[f"{each.events:,}" for each in few])
+        table.add_row("simulated in", *[f"{each.wall_seconds:.1f} s" for each in few])
+        table.add_row("trace", *[each.trace_hash[:12] for each in few])
+        out.print(table)
 
 
 def environment_cores(recipe: Recipe, service: dict[str, float], rehearsal: Rehearsal) -> Sizing:

@@ -143,14 +143,18 @@ async def bench_burst(
     kill_every_s: float = 0.0,
     seed: int = 0,
     mix_seconds: float = 6.0,
+    allow_weaker: bool = False,
 ) -> BurstFigures:
     """Submit `calls` calls at once to `environments` actors on this machine, on a Ray of its own.
 
     Args:
         kill_every_s: kill a jail, a zygote or an init that often; 0 for never.
         mix_seconds: how long the mix is measured without actors, before and again after the burst.
+        allow_weaker: also on a host that can't protect calls fully.
+
+    Raises `UnprotectedCall`, as `bench_mix` does.
     """
-    direct = [await bench_mix(mix_seconds, seed)]
+    direct = [await bench_mix(mix_seconds, seed, allow_weaker)]
     cores = max(1, (os.cpu_count() or 1) // environments)
     parts = [
         Part(
@@ -188,7 +192,7 @@ async def bench_burst(
         await memory.look()
         after = await _statuses(stage, refs)
         retried_elsewhere = pool.retried_elsewhere
-    direct.append(await bench_mix(mix_seconds, seed))
+    direct.append(await bench_mix(mix_seconds, seed, allow_weaker))
     calls_per_s, mix_per_s = ledger.answered / seconds, sum(direct) / len(direct)
     left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in pids)
     quantiles = np.quantile(ledger.latencies, (0.5, 0.9, 0.99, 1.0)).tolist()

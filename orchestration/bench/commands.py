@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from orchestration.archive.commands import bench_archive
-from orchestration.terminal import AsJson, run_interruptibly
+from orchestration.terminal import AsJson, run_interruptibly, told
+
+AllowWeaker = Annotated[
+    bool, typer.Option("--allow-weaker", help="Measure also where calls can't be protected fully, and say what lacks.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
 app.command("archive")(bench_archive)
@@ -37,12 +41,15 @@ def bench_burst(
     environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
     kill_every: Annotated[float, typer.Option(help="Kill a jail, zygote or init every so often, in seconds.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
+    allow_weaker: AllowWeaker = False,
     as_json: AsJson = False,
 ) -> None:
     """Many tool calls at once: is each answered once and rightly, how fast, in how much memory?"""
     from orchestration.bench.burst import bench_burst as measure
+    from orchestration.bench.tools import UnprotectedCall
 
-    figures = run_interruptibly(measure(calls, environments, kill_every, seed))
+    with told("not measured", UnprotectedCall):
+        figures = run_interruptibly(measure(calls, environments, kill_every, seed, allow_weaker=allow_weaker))
     print(figures.model_dump_json() if as_json else figures.model_dump_json(indent=2))
     if not figures.flawless:
         raise SystemExit(1)
@@ -53,17 +60,22 @@ def bench_tools(
     seconds: Annotated[float, typer.Option(help="How long each side of each kind is measured.")] = 6.0,
     rounds: Annotated[int, typer.Option(help="Alternating rounds in which that is done.")] = 3,
     concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default two for each core.")] = None,
+    allow_weaker: AllowWeaker = False,
     as_json: AsJson = False,
 ) -> None:
     """Isolated calls per second against spawning `python file.py` for each, without isolation."""
+    from orchestration.bench.tools import UnprotectedCall
     from orchestration.bench.tools import bench_tools as measure
 
-    figures = run_interruptibly(measure(seconds=seconds, rounds=rounds, concurrency=concurrency))
+    with told("not measured", UnprotectedCall):
+        figures = run_interruptibly(measure(seconds, rounds, concurrency, allow_weaker))
     if as_json:
         print(figures.model_dump_json())
         return
     for name, kind in figures.kinds.items():
         print(f"{name}: {kind.ours_per_s:,.1f}/s  spawn: {kind.spawn_per_s:,.1f}/s  ratio: {kind.ratio:.1f}")
+    for weakness in figures.weaknesses:
+        print(f"without full protection: {weakness}")
 
 
 @app.command("learner")

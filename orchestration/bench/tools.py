@@ -79,11 +79,14 @@ class UnprotectedCall(RuntimeError):
     """A call ran without a protection that it should have had; the figures would be worth nothing."""
 
 
-async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | None = None) -> ToolFigures:
+async def bench_tools(
+    seconds: float = 6.0, rounds: int = 3, concurrency: int | None = None, allow_weaker: bool = False
+) -> ToolFigures:
     """Measure each kind on both sides for `seconds` each, in alternating rounds.
 
     `concurrency` calls run at once on either side, by default two for each core, so that no core waits for the kernel
-    to take a process apart.
+    to take a process apart. With `allow_weaker` a host that can't protect calls fully is measured, too, and the figures
+    say what it lacks.
 
     Raises `UnprotectedCall`, or `RuntimeError` if a program did not print what it should.
     """
@@ -91,6 +94,10 @@ async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | 
     pool = Interpreters(LIMITS, workers=concurrency, run_id="bench-tools")
     kinds: dict[str, KindFigures] = {}
     try:
+        isolation = await pool.isolation()
+        assert isinstance(isolation, Zygotes), "the default isolation"
+        if not allow_weaker:
+            refuse_weaknesses(isolation.weaknesses)
         with (
             tempfile.TemporaryDirectory(prefix="greenroom-bench-") as folder,
             ThreadPoolExecutor(concurrency) as threads,
@@ -98,10 +105,9 @@ async def bench_tools(seconds: float = 6.0, rounds: int = 3, concurrency: int | 
             for name, kind in KINDS.items():
                 spawn = PlainSpawns(Path(folder) / f"call_{name}.py", kind, threads)
                 kinds[name] = await _compare(_ours(pool, kind), spawn.run, concurrency, seconds, rounds)
-        isolation = await pool.isolation()
-        assert isinstance(isolation, Zygotes), "the default isolation"
         confirmed = asdict(isolation.confirmed)
-        demand_protection(confirmed, isolation.weaknesses)
+        if not allow_weaker:
+            demand_protection(confirmed)
     finally:
         await pool.close()
     return ToolFigures(
@@ -119,7 +125,7 @@ def _two_for_each_core() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-async def bench_mix(seconds: float, seed: int) -> float:
+async def bench_mix(seconds: float, seed: int, allow_weaker: bool = False) -> float:
     """Calls of `mixed_calls` per second, on interpreters of their own at the default concurrency.
 
     Raises as `bench_tools` does.
@@ -135,20 +141,30 @@ async def bench_mix(seconds: float, seed: int) -> float:
             raise RuntimeError(f"a call that should print {expected.stdout!r} came to {result}")
 
     try:
-        await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
-        count, wall = await _keep_running(run, concurrency, seconds)
         isolation = await pool.isolation()
         assert isinstance(isolation, Zygotes), "the default isolation"
-        demand_protection(asdict(isolation.confirmed), isolation.weaknesses)
+        if not allow_weaker:
+            refuse_weaknesses(isolation.weaknesses)
+        await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
+        count, wall = await _keep_running(run, concurrency, seconds)
+        if not allow_weaker:
+            demand_protection(asdict(isolation.confirmed))
     finally:
         await pool.close()
     return count / wall
 
 
-def demand_protection(confirmed: dict[str, int], weaknesses: tuple[str, ...]) -> None:
-    """Raises `UnprotectedCall` unless every call had an init, a filter, a user of its own and a memory limit."""
+def refuse_weaknesses(weaknesses: tuple[str, ...]) -> None:
+    """Raises `UnprotectedCall` on a host that can't protect calls fully."""
     if weaknesses:
-        raise UnprotectedCall(f"this host isolates less than it should: {'; '.join(weaknesses)}")
+        raise UnprotectedCall(
+            f"this host isolates less than it should: {'; '.join(weaknesses)}. "
+            "Run it as root, or see with --allow-weaker how fast calls are without that"
+        )
+
+
+def demand_protection(confirmed: dict[str, int]) -> None:
+    """Raises `UnprotectedCall` unless every call had an init, a filter, a user of its own and a memory limit."""
     calls = confirmed["calls"]
     lacking = {name: count for name, count in confirmed.items() if count != calls}
     if lacking or not calls:

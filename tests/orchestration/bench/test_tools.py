@@ -6,9 +6,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from env import cgroup_hierarchy
 from env.isolation import NO_CGROUP
 from env.zygote_call import Confirmed
-from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection
+from orchestration.bench import commands
+from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection, refuse_weaknesses
 
 FIVE = Confirmed(calls=5, init=5, own_user=5, seccomp=5, no_rights=5, memory_limit=5)
 
@@ -25,17 +27,42 @@ async def test_both_sides_are_measured_for_every_kind_and_every_call_is_confirme
 
 
 def test_fully_protected_calls_are_accepted():
-    demand_protection(asdict(FIVE), ())
+    demand_protection(asdict(FIVE))
+    refuse_weaknesses(())
 
 
 @pytest.mark.parametrize("protection", ["init", "own_user", "seccomp", "no_rights", "memory_limit"])
 def test_one_unprotected_call_voids_the_figures(protection: str):
     with pytest.raises(UnprotectedCall, match=protection):
-        demand_protection(asdict(replace(FIVE, **{protection: 4})), ())
+        demand_protection(asdict(replace(FIVE, **{protection: 4})))
 
 
-def test_no_calls_and_weak_hosts_void_the_figures():
+def test_no_calls_void_the_figures():
     with pytest.raises(UnprotectedCall):
-        demand_protection(asdict(Confirmed()), ())
-    with pytest.raises(UnprotectedCall, match="cgroup"):
-        demand_protection(asdict(FIVE), (NO_CGROUP,))
+        demand_protection(asdict(Confirmed()))
+
+
+def weak_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup_hierarchy, "find_hierarchy", lambda: None)
+
+
+@pytest.mark.parametrize("what", ["tools", "burst"])
+def test_a_weak_host_is_refused_in_a_sentence_before_anything_is_measured(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    weak_host(monkeypatch)
+    monkeypatch.setattr("orchestration.bench.tools._keep_running", None)  # what measures
+    with pytest.raises(SystemExit) as end:
+        {"tools": commands.bench_tools, "burst": commands.bench_burst}[what]()
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and said.startswith("not measured: this host isolates less")
+    assert NO_CGROUP in said and "--allow-weaker" in said
+
+
+@pytest.mark.slow
+async def test_a_weak_host_is_measured_if_wanted_and_the_figures_say_so(monkeypatch: pytest.MonkeyPatch):
+    weak_host(monkeypatch)
+    figures = await bench_tools(seconds=0.2, rounds=1, concurrency=1, allow_weaker=True)
+    (weakness,) = figures.weaknesses
+    assert weakness.startswith(NO_CGROUP) and figures.kinds["trivial"].ratio > 0
+    assert figures.confirmed["own_user"] == figures.confirmed["calls"] > figures.confirmed["memory_limit"]
