@@ -154,8 +154,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("run_s", "predicted stage", "t"),
 )
 """Figure -> what it is called and how it is written."""
-_NAMES_WIDTH, _STRATEGY_WIDTH = 26, 17
-"""Characters that a column takes, with its border: names of figures, and a strategy (the longest name has 14)."""
+_STRATEGY_WIDTH = 17
+"""Characters that a strategy's column takes, with its border (the longest name has 14)."""
 
 
 def written(value: float, how: str) -> str:
@@ -179,8 +179,8 @@ def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) 
     assert isinstance(options, ReinforcementOptions), "only these are rehearsed"
     rollouts = options.prompts * options.sampled
     title = f"{recipe.name}, {stage}: {rollouts:,} rollouts on {recipe.generators.count} engines (simulated)"
-    room = max(1, (out.width - _NAMES_WIDTH) // _STRATEGY_WIDTH)
-    for few in itertools.batched(rehearsals, room):
+    room = (out.width - len(max((heading for _, heading, _ in ROWS), key=len)) - 4) // _STRATEGY_WIDTH
+    for few in itertools.batched(rehearsals, max(1, room)):
         table = Table(title=title)
         table.add_column("", no_wrap=True)
         for each in few:

@@ -14,6 +14,7 @@ from orchestration.recipe import RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.simulate import calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
+from  import STRATEGIES
 from policies.batching_records import BatchingLimits
 from policies.cost_fitting import FitError
 from policies.dialogue import DialogueLimits
@@ -60,6 +61,18 @@ def test_strategies_are_compared_on_the_same_work(recipe_file: Path, tmp_path: P
     assert (
         simulated(recipe_file, tmp_path, "--strategies", "worst_case,predictive")["trace_hash"] == found["trace_hash"]
     )
+
+
+def test_a_narrow_screen_shows_every_strategy_whole(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(app, ["simulate", str(recipe_file), "--page", str(tmp_path), "--strategies", "all"])
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and "…" not in done.stdout and max(map(len, lines)) <= 80
+    assert all(name in done.stdout for name in STRATEGIES)
+    makespans = [line.split("│")[2:-1] for line in lines if "makespan of" in line]
+    assert len(makespans) > 1 and sum(map(len, makespans)) == len(STRATEGIES)
 
 
 def test_more_gpus_take_less_time(recipe_file: Path, tmp_path: Path) -> None:
