@@ -12,9 +12,8 @@ from orchestration.calibrate import Calibration
 from orchestration.cli import app
 from orchestration.recipe import RecipeError
 from orchestration.recipe_loading import load_recipe
-from orchestration.simulate import calibrated, chosen_strategies, rescaled
+from orchestration.simulate import STRATEGIES, calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
-from  import STRATEGIES
 from policies.batching_records import BatchingLimits
 from policies.cost_fitting import FitError
 from policies.dialogue import DialogueLimits
