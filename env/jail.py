@@ -141,9 +141,10 @@ def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, 
     """nsjail's configuration for a jail of zygotes, whose users are `ids`. Calls' limits are the zygotes' business."""
     config = _common(image, cgroup)
     config.keep_caps = True
-    config.uidmap = [IdMap(inside_id="0", outside_id=str(ids.outside), count=ids.count)]
+    inside = "0" if ids.count > 1 else str(NOBODY)  # what calls are, if all are one
+    config.uidmap = [IdMap(inside_id=inside, outside_id=str(ids.outside), count=ids.count)]
     group = str(ids.outside) if ids.count > 1 else _one_id(os.getegid()).outside_id
-    config.gidmap = [IdMap(inside_id="0", outside_id=group, count=ids.count)]
+    config.gidmap = [IdMap(inside_id=inside, outside_id=group, count=ids.count)]
     config.envar = [*config.envar, f"{zygote.BIND_NOW}=1"]
     config.pass_fd = [zygote.WARDEN_LINK, zygote.ZYGOTE_LINK, zygote.BUNDLE]
     config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)

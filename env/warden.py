@@ -40,7 +40,7 @@ INIT = bytes.fromhex(
     "85c0"  #            test eax, eax
     "7fe4"  #            jg reap              there may be another one
     "b880000000"  #      mov eax, 128         rt_sigtimedwait(
-    "488d3d10000000"  #  lea rdi, [rip + 16]  SIGCHLD, which is blocked,
+    "488d3d10000000"  #  lea rdi, [rip + 16]  SIGCHLD, which is blocked (as all are),
     "31f6"  #            xor esi, esi         no information,
     "31d2"  #            xor edx, edx         for ever,
     "41ba08000000"  #    mov r10d, 8          8 bytes of signal set)
@@ -109,7 +109,9 @@ class Rooms:
         ctypes.memmove(memory, INIT, len(INIT))
         checked(libc.mprotect(ctypes.c_void_p(memory), ctypes.c_size_t(_PAGE), _PROT_READ | _PROT_EXEC))
         self._code, self._stack = ctypes.c_void_p(memory), ctypes.c_void_p(memory + 2 * _PAGE)
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])  # inits inherit it
+        # Inits inherit it. They have Python's handlers, too, and a program that is their user could have these run in
+        # the warden's memory; what is blocked reaches nobody.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         self._inits = {}
         self._here = -1
         """The room that is in the warden's own mount namespace."""

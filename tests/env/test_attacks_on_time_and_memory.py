@@ -54,7 +54,7 @@ TIME = [
 
 MEMORY = [
     Attack(8, "one string over the limit", "x = 'a' * (1 << 40)", "memory"),
-    Attack(8, "touched bytes over the limit", "x = bytearray(300 << 20)", "memory"),
+    Attack(8, "touched bytes over the limit", "x = bytearray(500 << 20)", "memory"),
     Attack(9, "slow append", "x = []\nwhile True: x.append(' ' * 100_000)", "memory"),
     Attack(
         8,

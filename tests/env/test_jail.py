@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from env.cgroup_hierarchy import find_hierarchy
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
-from env.jail import inodes, jail_config, root_of
+from env.jail import address_space_bytes, inodes, jail_config, root_of
 from env.tool_call import Limits, ToolCall
+from env.user_ids import NOBODY
 from tests.env.conftest import ISOLATIONS
 
 IMAGE = Image()
@@ -86,12 +88,15 @@ print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[1])
         await pool.close()
     mib = 1 << 20
     shown, _, last = result.stdout.removesuffix("\n").rpartition("\n")
+    # Only root may drop groups; in the jail all of them are nobody's.
+    groups = [] if os.geteuid() == 0 else [NOBODY] * len(os.getgroups())
     assert shown == (
         f"CORE 0\nFSIZE {32 * mib}\nNOFILE 256\nSTACK {8 * mib}\n"
         "MEMLOCK 0\nMSGQUEUE 0\nRTPRIO 0\n"
-        f"{16 * mib} 4096\nTrue [] sandbox"
+        f"{16 * mib} 4096\nTrue {groups} sandbox"
     ), result
     nice, address_space = map(int, last.split())
     assert nice in (0, os.nice(0))
     inherited = 64 * mib if isolation == "zygote" else 0
-    assert 0 <= address_space - (4 * 512 + 4096) * mib <= inherited
+    wanted = address_space_bytes(Limits(), cgroup=find_hierarchy() is not None)
+    assert 0 <= address_space - wanted <= inherited

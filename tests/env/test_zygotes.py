@@ -245,6 +245,21 @@ async def test_without_cgroups_limits_of_processes_stand_in_and_this_is_said(
     assert weakness.startswith(NO_CGROUP)
 
 
+async def test_with_one_user_for_all_calls_signals_to_init_do_not_reach_what_shares_its_memory(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+):
+    """Init has the warden's handlers: Python's own, for SIGINT, ended the warden, and with it the jail."""
+    monkeypatch.setattr(env.zygotes, "block_for", lambda _: UserIds(NOBODY, 1))
+    pool = pools()
+    await run(pool, "1")
+    before = children_of_this_process()
+    signals = "import os, time\nfor number in range(1, 65):\n  try: os.kill(1, number)\n  except OSError: pass\n"
+    result = await run(pool, f"{signals}time.sleep(0.2)\nprint('still here')")
+    assert (result.status, result.stdout) == ("success", "still here\n")
+    assert (await run(pool, "print(1)")).stdout == "1\n"
+    assert children_of_this_process() == before, "the jail is the same"
+
+
 async def test_with_one_user_for_all_calls_this_is_said(pools: Pools, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(env.zygotes, "block_for", lambda _: UserIds(NOBODY, 1))
     pool = pools()
