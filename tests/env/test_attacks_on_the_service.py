@@ -30,7 +30,7 @@ def call(name: str, code: str, tool: str = PYTHON_TOOL, wall_seconds: float = 10
 
 
 @pytest.mark.parametrize("number", [40], ids=["40-upload"])
-def test_a_call_that_brings_files_is_refused(number: int):
+async def test_a_call_that_brings_files_is_refused(number: int):
     with pytest.raises(ValidationError, match="files"):
         ToolCall.model_validate({"id": "1", "code": "1", "files": {"../x": "climbs"}})
 
