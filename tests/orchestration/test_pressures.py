@@ -80,6 +80,7 @@ async def test_a_slow_process_and_its_children_stop_and_go_on_in_turns(family) -
 async def test_what_somebody_else_has_stopped_stays_so(family) -> None:
     parent, child = family
     child.suspend()  # before
+    await until(lambda: stopped(child) == [True])
     others: set[int] = set()
     slowness = Slowness(lambda: [parent.pid], 2, others)
     async with under(slowness):
