@@ -26,6 +26,9 @@ ROOM_S = 0.5
 """How long after its limit a call may be answered, beyond the start of its jail."""
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give jails users, and look into them")
+
+
 @dataclass(frozen=True)
 class Host:
     """What a call must leave as it was."""

@@ -74,7 +74,9 @@ def programs() -> dict[int, dict[str, str]]:
 
 
 def rooms() -> dict[int, dict[str, str]]:
-    """`programs` that run cells."""
+    """`programs` that run cells. Skips the test where they can't be looked into: what zygotes fork is not dumpable."""
+    if os.geteuid() != 0 and not all(os.access(f"/proc/{pid}/fd", os.R_OK) for pid in programs()):
+        pytest.skip("only root may look into these processes")
     return {pid: fields for pid, fields in programs().items() if os.path.exists(f"/proc/{pid}/fd/{LINK}")}
 
 

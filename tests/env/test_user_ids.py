@@ -10,6 +10,11 @@ import pytest
 from env.user_ids import BLOCK, NOBODY, UserIds, block_for
 
 
+@pytest.fixture(autouse=True)
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
 def _map(tmp_path: Path, *rows: tuple[int, int, int]) -> Path:
     file = tmp_path / "map"
     file.write_text("".join(f"{inside:>10} {outside:>10} {count:>10}\n" for inside, outside, count in rows))

@@ -11,7 +11,7 @@ from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.zygote_jail import ZygoteJail
 from env.zygotes import Zygotes
-from tests.env.conftest import until
+from tests.env.conftest import needs_root, until
 from tests.env.test_zygotes import Pools, pools, run
 
 __all__ = ["pools"]
@@ -125,6 +125,7 @@ class Tenant:
         os.close(init)
 
 
+@needs_root
 async def test_rooms_side_by_side_have_scratch_directories_of_their_own(pools: Pools):
     pool = pools()
     await run(pool, "1")
