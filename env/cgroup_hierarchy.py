@@ -48,7 +48,7 @@ def obstacle(mounts: Path = MOUNTS, own: Path = OWN) -> str:
     """Why there is no hierarchy, and what would help where that is known; where `find_hierarchy` has found none."""
     roots = _roots(mounts)
     if roots.keys() >= _NEEDED:
-        return f"only root may, in {roots['memory']} and {roots['pids']}"
+        return f"in {roots['memory']} and {roots['pids']} only the machine's root may"
     if "" not in roots:
         return "no cgroup file system with memory and pids controllers is mounted"
     *_, place = _ancestors(roots[""], _own_path(own, ""))

@@ -93,4 +93,4 @@ def test_processes_in_the_way_can_be_moved_as_the_message_says(tmp_path: Path):
 def test_version_one_is_for_those_who_may_write_there(tmp_path: Path):
     places = [(tmp_path / "proc" / name, "cgroup", name) for name in ("memory", "pids")]
     said = _said(tmp_path, *places, own="4:memory:/\n3:pids:/\n")
-    assert said == f"only root may, in {places[0][0]} and {places[1][0]}"
+    assert said == f"in {places[0][0]} and {places[1][0]} only the machine's root may"
