@@ -1,7 +1,7 @@
 """Where this process may make cgroups, and if nowhere, why.
 
 Sources: mount namespaces and cgroups as proc_pid_mountinfo(5), proc_pid_cgroup(5) and cgroups(7) describe them; the
-kernel's cgroup-v2.rst on delegation and on "no internal processes".
+kernel's cgroup-v2.rst on delegation and on "no internal processes"; systemd-run(1) for what users get.
 """
 
 from __future__ import annotations

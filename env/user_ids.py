@@ -20,7 +20,10 @@ _WINDOW = range(1 << 29, 3 << 29)
 
 @dataclass(frozen=True)
 class UserIds:
-    """A block of ids as this process sees them, from `outside` on; in the jail they start at 0."""
+    """A block of ids as this process sees them, from `outside` on.
+
+    In the jail they start at 0; one alone is nobody's there.
+    """
 
     outside: int
     count: int

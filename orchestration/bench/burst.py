@@ -76,6 +76,8 @@ class BurstFigures(BaseModel):
     """Calls given to another environment."""
     left_behind: int
     """Processes and cgroups of the sandbox that were there still when all was closed."""
+    weaknesses: tuple[str, ...]
+    """What this host can't give its calls; none unless that was allowed."""
 
     @property
     def flawless(self) -> bool:
@@ -214,6 +216,7 @@ async def bench_burst(
         retried_here=sum(status.retried for status in after) - sum(status.retried for status in before),
         retried_elsewhere=retried_elsewhere,
         left_behind=left,
+        weaknesses=tuple(sorted({text for status in after for text in status.weaknesses})),
     )
 
 

@@ -13,8 +13,9 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -94,20 +95,14 @@ async def bench_tools(
     pool = Interpreters(LIMITS, workers=concurrency, run_id="bench-tools")
     kinds: dict[str, KindFigures] = {}
     try:
-        isolation = await pool.isolation()
-        assert isinstance(isolation, Zygotes), "the default isolation"
-        if not allow_weaker:
-            refuse_weaknesses(isolation.weaknesses)
-        with (
-            tempfile.TemporaryDirectory(prefix="greenroom-bench-") as folder,
-            ThreadPoolExecutor(concurrency) as threads,
-        ):
-            for name, kind in KINDS.items():
-                spawn = PlainSpawns(Path(folder) / f"call_{name}.py", kind, threads)
-                kinds[name] = await _compare(_ours(pool, kind), spawn.run, concurrency, seconds, rounds)
-        confirmed = asdict(isolation.confirmed)
-        if not allow_weaker:
-            demand_protection(confirmed)
+        async with protecting(pool, allow_weaker) as isolation:
+            with (
+                tempfile.TemporaryDirectory(prefix="greenroom-bench-") as folder,
+                ThreadPoolExecutor(concurrency) as threads,
+            ):
+                for name, kind in KINDS.items():
+                    spawn = PlainSpawns(Path(folder) / f"call_{name}.py", kind, threads)
+                    kinds[name] = await _compare(_ours(pool, kind), spawn.run, concurrency, seconds, rounds)
     finally:
         await pool.close()
     return ToolFigures(
@@ -117,7 +112,7 @@ async def bench_tools(
         rounds=rounds,
         isolation=pool.isolation_kind,
         weaknesses=isolation.weaknesses,
-        confirmed=confirmed,
+        confirmed=asdict(isolation.confirmed),
     )
 
 
@@ -141,26 +136,31 @@ async def bench_mix(seconds: float, seed: int, allow_weaker: bool = False) -> fl
             raise RuntimeError(f"a call that should print {expected.stdout!r} came to {result}")
 
     try:
-        isolation = await pool.isolation()
-        assert isinstance(isolation, Zygotes), "the default isolation"
-        if not allow_weaker:
-            refuse_weaknesses(isolation.weaknesses)
-        await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
-        count, wall = await _keep_running(run, concurrency, seconds)
-        if not allow_weaker:
-            demand_protection(asdict(isolation.confirmed))
+        async with protecting(pool, allow_weaker):
+            await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
+            count, wall = await _keep_running(run, concurrency, seconds)
     finally:
         await pool.close()
     return count / wall
 
 
-def refuse_weaknesses(weaknesses: tuple[str, ...]) -> None:
-    """Raises `UnprotectedCall` on a host that can't protect calls fully."""
-    if weaknesses:
+@asynccontextmanager
+async def protecting(pool: Interpreters, allow_weaker: bool) -> AsyncIterator[Zygotes]:
+    """The isolation of a pool that is measured in the block.
+
+    Unless `allow_weaker`, raises `UnprotectedCall` on a host that can't protect calls fully, before anything is
+    measured, and after it if a call was not protected.
+    """
+    isolation = await pool.isolation()
+    assert isinstance(isolation, Zygotes), "the default isolation"
+    if isolation.weaknesses and not allow_weaker:
         raise UnprotectedCall(
-            f"this host isolates less than it should: {'; '.join(weaknesses)}. "
-            "Run it as root, or see with --allow-weaker how fast calls are without that"
+            f"this host isolates less than it should: {'; '.join(isolation.weaknesses)}. "
+            "Mend that, or see with --allow-weaker how fast calls are without it"
         )
+    yield isolation
+    if not allow_weaker:
+        demand_protection(asdict(isolation.confirmed))
 
 
 def demand_protection(confirmed: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ from env.cgroup_hierarchy import find_hierarchy
 from env.image import Image
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
-from env.jail import address_space_bytes, inodes, jail_config, root_of
+from env.jail import inodes, jail_config, root_of
 from env.tool_call import Limits, ToolCall
 from env.user_ids import NOBODY
 from tests.env.conftest import ISOLATIONS
@@ -98,5 +98,5 @@ print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[1])
     nice, address_space = map(int, last.split())
     assert nice in (0, os.nice(0))
     inherited = 64 * mib if isolation == "zygote" else 0
-    wanted = address_space_bytes(Limits(), cgroup=find_hierarchy() is not None)
+    wanted = (4 * 512 + 4096) * mib if find_hierarchy() is not None else (512 + 256) * mib
     assert 0 <= address_space - wanted <= inherited

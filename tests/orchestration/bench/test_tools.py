@@ -11,7 +11,7 @@ from env import cgroup_hierarchy
 from env.isolation import NO_CGROUP
 from env.zygote_call import Confirmed
 from orchestration.bench import commands
-from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection, refuse_weaknesses
+from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection
 
 FIVE = Confirmed(calls=5, init=5, own_user=5, seccomp=5, no_rights=5, memory_limit=5)
 
@@ -30,7 +30,6 @@ async def test_both_sides_are_measured_for_every_kind_and_every_call_is_confirme
 
 def test_fully_protected_calls_are_accepted():
     demand_protection(asdict(FIVE))
-    refuse_weaknesses(())
 
 
 @pytest.mark.parametrize("protection", ["init", "own_user", "seccomp", "no_rights", "memory_limit"])
