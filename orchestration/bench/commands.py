@@ -10,7 +10,10 @@ from orchestration.archive.commands import bench_archive
 from orchestration.terminal import AsJson, run_interruptibly, told
 
 AllowWeaker = Annotated[
-    bool, typer.Option("--allow-weaker", help="Measure also where calls can't be protected fully, and say what lacks.")
+    bool,
+    typer.Option(
+        "--allow-weaker", help="Measure even where calls can't be fully protected; the figures name what is missing."
+    ),
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
@@ -75,7 +78,7 @@ def bench_tools(
     for name, kind in figures.kinds.items():
         print(f"{name}: {kind.ours_per_s:,.1f}/s  spawn: {kind.spawn_per_s:,.1f}/s  ratio: {kind.ratio:.1f}")
     for weakness in figures.weaknesses:
-        print(f"without full protection: {weakness}")
+        print(f"not protected as it should be: {weakness}")
 
 
 @app.command("learner")

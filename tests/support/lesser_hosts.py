@@ -36,7 +36,8 @@ FIRST_ID, IDS = 200_000, 65_536
 _MS_RDONLY, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 CGROUPS = Path("/sys/fs/cgroup")
-IN_A_CGROUP = ("delegated", "container", "moved", "read-only")
+CONTAINERS = ("container", "moved", "read-only")
+IN_A_CGROUP = ("delegated", *CONTAINERS)
 
 
 def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
@@ -125,7 +126,7 @@ def enter_container(kind: str) -> None:
 def become(kind: str) -> None:
     """Make this process live on a lesser host. Raises `OSError` where this host can't."""
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", HOME="/nonexistent")
-    if kind in ("container", "moved", "read-only"):
+    if kind in CONTAINERS:
         enter_container(kind)
         return
     open_private_folders()
