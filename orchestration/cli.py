@@ -29,7 +29,8 @@ from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
-from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly, told
+from orchestration.side_by_side import usable_cores
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -170,13 +171,14 @@ def simulate(
         str | None, typer.Option(metavar="FIRST:LAST", help="Print these events of the trace, and stop after the last.")
     ] = None,
     page: Annotated[Path, typer.Option(help="Folder for the HTML page.")] = Path("runs/simulations"),
+    jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
     """Rehearse one stage of a recipe on a virtual clock, under one or more strategies, and compare them."""
     from orchestration import simulate as simulation
     from orchestration.archived_workload import workload_for
     from orchestration.environment_sizing import service_times
-    from orchestration.simulation import rehearse
+    from orchestration.rehearsing import RehearsalFailed, rehearse_all
     from orchestration.simulation_page import write_page
 
     loaded = simulation.rescaled(load_recipe(recipe, overrides), gpus)
@@ -186,11 +188,11 @@ def simulate(
     script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
     chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     service = None if tools is None else service_times(tools)
-    with ending_cleanly():
+    with ending_cleanly(), told("the simulation failed", RehearsalFailed):
         if events is not None:
             simulation.print_events(chosen[0], events)
             return
-        found = [rehearse(setting) for setting in chosen]
+        found = rehearse_all(chosen, jobs=jobs or usable_cores(), out=console)
         sizing = None if service is None else simulation.environment_cores(loaded, service, found[0])
     path = write_page(simulation.page_path(page, loaded, name), loaded, name, found)
     if as_json:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from actors.system.actor_faults import ActorFaultKind, ActorFaultPlan, shrink
 from actors.system.virtual_loop import Stalled
 from orchestration.invariants import Violation
 from orchestration.recipe import Recipe
+from orchestration.side_by_side import Told, side_by_side
 from orchestration.simulate import first_stage
 from orchestration.simulation import NotRepeatable, Rehearsal, Setting, rehearse_twice
 from policies.stages import ReinforcementOptions
@@ -108,17 +109,23 @@ class Drill:
             return f"{accounted:.0f} rollouts are accounted for, {expected:.0f} were asked for"
         return ""
 
-    def run(self, seeds: Iterable[int], heard: Callable[[int, str], None]) -> list[Failure]:
-        """Run the plans of all seeds; `heard` is told how each went."""
-        failures = []
-        for seed in seeds:
-            plan = self.plan(seed)
-            reason = self.fault_of(plan, seed)
-            heard(seed, reason)
-            if reason:
-                shrunk = shrink(plan, lambda part, seed=seed: bool(self.fault_of(part, seed)))
-                failures.append(Failure(seed, plan, shrunk, self.fault_of(shrunk, seed)))
-        return failures
+    def run(self, seeds: Sequence[int], heard: Callable[[int, str], None], *, jobs: int = 1) -> list[Failure]:
+        """Run the plans of all seeds, up to `jobs` at once; `heard` is told how each went, in their order."""
+        found = side_by_side(
+            self._look_at,
+            seeds,
+            jobs=jobs,
+            done=lambda index, failure: heard(seeds[index], "" if failure is None else failure.reason),
+        )
+        return [failure for failure in found if failure is not None]
+
+    def _look_at(self, seed: int, told: Told) -> Failure | None:
+        """None if the seed's plan passes."""
+        plan = self.plan(seed)
+        if not self.fault_of(plan, seed):
+            return None
+        shrunk = shrink(plan, lambda part: bool(self.fault_of(part, seed)))
+        return Failure(seed, plan, shrunk, self.fault_of(shrunk, seed))
 
     def _rehearse(self, plan: ActorFaultPlan, explore: int | None) -> Rehearsal:
         logging.getLogger("actors").setLevel(logging.CRITICAL)  # faults are expected here, and are in the plan

@@ -17,7 +17,8 @@ from actors.system.stage import ActorStartFailed
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import held
-from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly
+from orchestration.side_by_side import usable_cores
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly
 
 if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
@@ -45,6 +46,7 @@ def drill(
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="--virtual: how many fault plans to run.")] = 100,
     first: Annotated[int, typer.Option(help="--virtual: seed of the first plan.")] = 0,
+    jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
     """Train under faults: processes are killed, stopped, slowed, out of memory as a plan says; do the books balance?
@@ -58,7 +60,7 @@ def drill(
     except ValueError as error:
         raise RecipeError(str(error)) from None
     if virtual:
-        _drill_virtually(recipe, overrides, given, seeds, first, as_json)
+        _drill_virtually(recipe, overrides, given, seeds, first, jobs or usable_cores(), as_json)
     loaded = load_recipe(recipe, overrides)
     report = _drill_on_ray(loaded, given or _drawn(loaded, seed, until), seed, runs)
     if as_json:
@@ -106,7 +108,13 @@ def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -
 
 
 def _drill_virtually(
-    recipe: Path, overrides: list[str] | None, plan: ActorFaultPlan | None, seeds: int, first: int, as_json: bool
+    recipe: Path,
+    overrides: list[str] | None,
+    plan: ActorFaultPlan | None,
+    seeds: int,
+    first: int,
+    jobs: int,
+    as_json: bool,
 ) -> None:
     """Ends the process: 0 if all plans passed."""
     from orchestration.drill import Drill, repeat_command
@@ -118,7 +126,9 @@ def _drill_virtually(
             print(reason or "passed")
             raise SystemExit(1 if reason else 0)
         failures = training.run(
-            range(first, first + seeds), lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}")
+            range(first, first + seeds),
+            lambda seed, reason: console.print(f"seed {seed}: {reason or 'passed'}"),
+            jobs=jobs,
         )
     if as_json:
         found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]

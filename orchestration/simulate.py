@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -158,6 +159,11 @@ _STRATEGY_WIDTH = 17
 """Characters that a strategy's column takes, with its border (the longest name has 14)."""
 
 
+def abreast(rehearsals: Sequence[Rehearsal], width: int) -> Iterator[tuple[Rehearsal, ...]]:
+    """As many at a time as have room in `width` characters, a column each."""
+    return itertools.batched(rehearsals, max(1, width // _STRATEGY_WIDTH))
+
+
 def written(value: float, how: str) -> str:
     """A figure as a reader likes it."""
     match how:
@@ -179,8 +185,7 @@ def show(recipe: Recipe, stage: str, rehearsals: list[Rehearsal], out: Console) 
     assert isinstance(options, ReinforcementOptions), "only these are rehearsed"
     rollouts = options.prompts * options.sampled
     title = f"{recipe.name}, {stage}: {rollouts:,} rollouts on {recipe.generators.count} engines (simulated)"
-    room = (out.width - len(max((heading for _, heading, _ in ROWS), key=len)) - 4) // _STRATEGY_WIDTH
-    for few in itertools.batched(rehearsals, max(1, room)):
+    for few in abreast(rehearsals, out.width - len(max((heading for _, heading, _ in ROWS), key=len)) - 4):
         table = Table(title=title)
         table.add_column("", no_wrap=True)
         for each in few:

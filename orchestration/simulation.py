@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.simulated_engine import SimulatedEngine
@@ -29,6 +29,7 @@ from actors.system.virtual_loop import NS, run_virtual
 from actors.system.virtual_member import Network
 from actors.system.virtual_stage import VirtualStage
 from orchestration.cast import enter
+from orchestration.engine_series import EngineSeries, EngineWatch
 from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulated_cast import simulated_cast
@@ -46,15 +47,8 @@ SAMPLES = 400
 """Looks at the engines that the time series of a page has at least, in a run as long as was expected."""
 TAIL = 0.1
 """Share of rollouts that finish last: their time is the tail."""
-
-
-@dataclass(slots=True)
-class EngineSeries:
-    """What the engines looked like over time: `[look][engine]`."""
-
-    seconds: list[float] = field(default_factory=list)
-    running: list[list[int]] = field(default_factory=list)
-    kv_share: list[list[float]] = field(default_factory=list)
+NEWS = 100
+"""How often a run tells how far it is."""
 
 
 @dataclass(slots=True)
@@ -91,6 +85,8 @@ class Setting:
     last_event: int | None = None
     show: Callable[[str], None] | None = None
     """Called with each event from `first_event` on."""
+    told: Callable[[float], None] | None = None
+    """Called now and then with the share of the rollouts that have ended."""
 
     def options(self) -> ReinforcementOptions:
         """Of the stage. Raises `RecipeError` if it is not one of reinforcement."""
@@ -152,11 +148,9 @@ class _Run:
         """Rollout -> when it was first answered, and with what: a message that comes twice is answered twice."""
         self._calls: dict[str, int] = {}
         self._call_seconds: list[float] = []
-        self._series = EngineSeries()
-        self._series_on = False
         self._steps: list[dict[str, float]] = []
         self._generators: list[GeneratorActor] = []
-        self._began_ns = 0
+        self._ended = 0
 
     def result(self) -> Rehearsal:
         began = time.process_time()
@@ -169,7 +163,7 @@ class _Run:
             trace_hash=self._trace.hash(),
             events=self._trace.events,
             wall_seconds=time.process_time() - began,
-            series=self._series,
+            series=self._engines.series,
             steps=self._steps,
         )
 
@@ -201,47 +195,29 @@ class _Run:
                     ("ask", RestoreCheckpoint): self._on_restored,
                 }
             )
-            self._watch_engines(stage)
-            self._began_ns = stage.loop.now_ns()
+            self._engines = self._watch_engines(stage)
             limits = DialogueLimits(**self._options.limits.model_dump(), tools=recipe.tools)
             request = RunReinforcement(name=setting.stage, options=self._options, limits=limits)
             await stage.port.ask(DIRECTOR, request)
             reports = (await stage.port.ask(DIRECTOR, NextReports(after=0))).reports
-            self._series_on = False
+            self._engines.end()
             steps = self._steps = [_numbers(report.figures) for report in that_count(reports) if report.kind == "step"]
             await invariants.at_the_end(round(sum(step["dropped"] for step in steps)))
             figures = self._figures(steps)
             self._trajectories.clear()  # else the first collection after the run would go through all that they hold
             return figures
 
-    def _watch_engines(self, stage: VirtualStage) -> None:
-        """Look at the engines at even intervals, without a message: the run is the same as without it."""
+    def _watch_engines(self, stage: VirtualStage) -> EngineWatch:
         options, count = self._options, self._recipe.generators.count
         tokens = options.prompts * options.sampled * options.limits.max_tokens / 2
-        interval = max(0.05, tokens / count / 2000 / SAMPLES)
         refs = [ActorRef(f"generator-{index}") for index in range(count)]
-        kv_tokens = self._recipe.generators.engine.kv_tokens or 1
-
-        def look() -> None:
-            if not self._series_on:
-                return
-            running, kv = [], []
-            for ref in refs:
-                usage = None
-                if stage.runs(ref):
-                    actor = stage.actor(ref)
-                    assert isinstance(actor, GeneratorActor)
-                    usage = actor.engine.usage()
-                running.append(usage.running if usage else 0)
-                kv.append(usage.kv_used_tokens / kv_tokens if usage else 0.0)
-            self._series.seconds.append((stage.loop.now_ns() - self._began_ns) / NS)
-            self._series.running.append(running)
-            self._series.kv_share.append(kv)
-            stage.loop.call_later(interval, look)
-
-        self._series_on = True
         self._generators = [actor for ref in refs if isinstance(actor := stage.actor(ref), GeneratorActor)]
-        look()
+        return EngineWatch(
+            stage,
+            refs,
+            kv_tokens=self._recipe.generators.engine.kv_tokens or 1,
+            interval_s=max(0.05, tokens / count / 2000 / SAMPLES),
+        )
 
     def _on_call_asked(self, event: Event) -> None:
         assert isinstance(event.message, RunCall)
@@ -256,6 +232,13 @@ class _Run:
     def _on_rollout_finished(self, event: Event) -> None:
         assert isinstance(event.message, RolloutFinished)
         self._trajectories.setdefault(event.message.trajectory.id, (event.now_ns, event.message.trajectory))
+        self._ended += 1
+        if self._setting.told is not None and self._ended % max(1, self._expected() // NEWS) == 0:
+            self._setting.told(min(1.0, self._ended / self._expected()))
+
+    def _expected(self) -> int:
+        """Rollouts, if no group has to be played beyond those of its step."""
+        return self._options.steps * self._options.prompts * self._options.sampled
 
     def _on_restored(self, _: Event) -> None:
         """A rehearsal keeps no checkpoints: it has gone back to its beginning."""
@@ -289,7 +272,7 @@ class _Run:
         looked_up = sum(each.lookup_tokens for each in counts)
         while_rolling = [
             share
-            for seconds, shares in zip(self._series.seconds, self._series.kv_share, strict=True)
+            for seconds, shares in zip(self._engines.series.seconds, self._engines.series.kv_share, strict=True)
             if seconds <= makespan
             for share in shares
         ]

@@ -15,6 +15,9 @@ from rich.markup import escape
 console = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="How many simulations run at once; by default as many as there are cores.")
+]
 
 
 def run_interruptibly(work: Any) -> Any:
@@ -48,9 +51,11 @@ def told(what: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """For work without a loop of its own: SIGTERM ends it as Ctrl-C does, by an exception, so that it cleans up."""
+    """For work without a real loop: SIGTERM ends it as Ctrl-C does, by an exception, so that it cleans up."""
+    from actors.system.virtual_loop import interrupt
+
     numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background jobs are born deaf to the former
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     except KeyboardInterrupt:

@@ -90,6 +90,7 @@ class VirtualLoop(ConfinedLoop):
         self._make_ready = self._ready.append if explore is None else self._enqueue
         self._running = self._closed = False
         self._failure: BaseException | None = None
+        self._cut_short = False
         self._names = map(str, itertools.count(1))
 
     # --- time -----------------------------------------------------------------------------------
@@ -186,6 +187,9 @@ class VirtualLoop(ConfinedLoop):
                         self._run(task)
                     else:
                         self._run_exploring(task, self._explore)
+                except BaseException:
+                    self._cut_short = True
+                    raise
                 finally:
                     self._put_away()
         finally:
@@ -279,6 +283,11 @@ class VirtualLoop(ConfinedLoop):
             if self._explore is None:
                 self._ready.appendleft((copy_context(), (self._raise_failure,)))
 
+    @property
+    def failing(self) -> bool:
+        """Whether the run is to end with an error, or is just doing so."""
+        return self._failure is not None or self._cut_short
+
     def _raise_failure(self) -> None:
         assert self._failure is not None, "fail() has set it"
         raise self._failure
@@ -305,11 +314,27 @@ class VirtualLoop(ConfinedLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception that nobody took."""
-        logger.error("%s", context.get("message"), exc_info=context.get("exception"))
+        """An exception that nobody took. Where the run was cut short, what tasks come to is a consequence of that."""
+        level = logging.DEBUG if self._cut_short else logging.ERROR
+        logger.log(level, "%s", context.get("message"), exc_info=context.get("exception"))
 
     async def shutdown_asyncgens(self) -> None:
         return None
+
+
+def interrupt(*_: object) -> None:
+    """A handler for signals: ends the virtual run of this thread between two callbacks; without one, or the second
+    time, raises `KeyboardInterrupt` at once.
+
+    What is raised in the middle of a callback may be lost there: in a finalizer, or as some actor's failure.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    if not isinstance(loop, VirtualLoop) or loop.failing:
+        raise KeyboardInterrupt
+    loop.fail(KeyboardInterrupt())
 
 
 def run_virtual[T](main: Coroutine[Any, Any, T], *, explore: int | None = None) -> T:

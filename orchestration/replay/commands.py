@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,8 @@ from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe, validate_recipe
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.run_folder import RECIPE_FILE
-from orchestration.terminal import AsJson, run_interruptibly
+from orchestration.side_by_side import usable_cores
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 
 app = typer.Typer(no_args_is_help=True, help="Replay stored trajectories: to learn, to run their calls, to schedule.")
 
@@ -170,14 +172,16 @@ def schedule(
     repeats: Annotated[
         list[Path] | None, typer.Option("--repeat", help="Another run of the same recipe, for the spread; repeatable.")
     ] = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a stored stage's rollouts under any strategy and cluster, next to what the run took."""
+    from orchestration.rehearsing import RehearsalFailed, rehearse_all
     from orchestration.replay.schedule import Machine, replay_schedule
     from orchestration.replay.schedule_tables import as_dict, schedule_tables
     from orchestration.simulate import calibrated, chosen_strategies, rescaled
 
-    with usable_input():
+    with usable_input(), ending_cleanly(), told("the simulation failed", RehearsalFailed):
         run = RecordedRun(archive)
         changes = [*(overrides or []), *([] if kv_tokens is None else [f"generators.engine.kv_tokens={kv_tokens}"])]
         recipe = rescaled(calibrated(chosen_recipe(run, None, changes), calibration), engines)
@@ -191,13 +195,14 @@ def schedule(
             strategies=chosen_strategies(strategies, recipe),
             machine=None if load is None else Machine(load=load, overhead_s=0.0, fitted_steps=0),
             repeats=[RecordedRun(path) for path in repeats or []],
+            rehearsing=partial(rehearse_all, jobs=jobs or usable_cores(), out=console),
         )
     figures = as_dict(found)
     if as_json:
         print(json.dumps(figures))
     else:
         shown = Console()
-        for part in schedule_tables(found):
+        for part in schedule_tables(found, shown.width):
             shown.print(part)
     raise typer.Exit(0 if figures["good"] else 1)
 

@@ -19,7 +19,7 @@ the load of the judged half itself (`error_at_own_load`), which is the part that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -146,6 +146,7 @@ def replay_schedule(
     strategies: Sequence[str],
     machine: Machine | None,
     repeats: Sequence[RecordedRun] = (),
+    rehearsing: Callable[[list[Setting]], list[Rehearsal]] = lambda settings: [rehearse(each) for each in settings],
 ) -> ScheduleReplay:
     """Rehearse a stored stage.
 
@@ -153,6 +154,7 @@ def replay_schedule(
         recipe: the run's, with the cluster to try and with the engine's cost model.
         machine: None: fitted to the record.
         repeats: further runs of the same recipe, for the spread of makespans.
+        rehearsing: rehearses the strategies.
 
     Raises `RecipeError` for a stage that can't be rehearsed, and what `rehearse` raises.
     """
@@ -180,7 +182,7 @@ def replay_schedule(
         recorded_strategy=own.balancer.strategy,
         recorded=recorded,
         machine=machine,
-        rehearsals=[_rehearsed(loaded, stage, steps, workload, name) for name in strategies],
+        rehearsals=rehearsing([_setting(loaded, stage, steps, workload, name) for name in strategies]),
         comparable=recipe.generators == own.generators and recipe.environments == own.environments,
         repeats_s=[_mean_makespan(each, stage, own.generators.count) for each in repeats],
     )
@@ -240,8 +242,12 @@ def with_recorded_learner(recipe: Recipe, recorded: Sequence[RecordedStep]) -> R
 
 
 def _rehearsed(recipe: Recipe, stage: str, steps: int, workload: RecordedWorkload, strategy: str) -> Rehearsal:
+    return rehearse(_setting(recipe, stage, steps, workload, strategy))
+
+
+def _setting(recipe: Recipe, stage: str, steps: int, workload: RecordedWorkload, strategy: str) -> Setting:
     balancer = recipe.balancer.model_copy(update={"strategy": strategy})
-    return rehearse(Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, workload=workload))
+    return Setting(recipe=recipe, stage=stage, steps=steps, balancer=balancer, workload=workload)
 
 
 def _mean_makespan(run: RecordedRun, stage: str, engines: int) -> float:

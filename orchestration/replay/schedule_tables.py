@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +12,8 @@ from rich.text import Text
 
 from orchestration.archive.terminal import plain, titled_table
 from orchestration.replay.schedule import ScheduleReplay
-from orchestration.simulate import ROWS, written
+from orchestration.simulate import ROWS, abreast, written
+from orchestration.simulation import Rehearsal
 
 FIGURES = (
     "idle_share",
@@ -54,10 +55,16 @@ def as_dict(replay: ScheduleReplay) -> dict[str, Any]:
     }
 
 
-def schedule_tables(replay: ScheduleReplay) -> Iterator[RenderableType]:
-    """Makespans step by step, how engines and queues fared, and what it comes to."""
-    yield _makespans(replay)
-    yield _figures(replay)
+def schedule_tables(replay: ScheduleReplay, width: int) -> Iterator[RenderableType]:
+    """Makespans step by step, how engines and queues fared, and what it comes to.
+
+    Args:
+        width: characters of a line; where that is too narrow for all strategies there are several tables.
+    """
+    for few in abreast(replay.rehearsals, width - len(_recorded(replay)) - 17):
+        yield _makespans(replay, few)
+    for few in abreast(replay.rehearsals, width - max(len(title) for name, title, _ in ROWS if name in FIGURES) - 4):
+        yield _figures(few)
     machine = replay.machine
     where = f"fitted to the first {machine.fitted_steps} steps" if machine.fitted_steps else "as given"
     yield plain(
@@ -74,31 +81,33 @@ def schedule_tables(replay: ScheduleReplay) -> Iterator[RenderableType]:
         )
 
 
-def _makespans(replay: ScheduleReplay) -> Table:
-    table = titled_table(f"{replay.stage}: seconds of rollouts")
-    table.add_column("step", justify="right")
-    table.add_column(f"recorded ({replay.recorded_strategy})", justify="right")
-    for each in replay.rehearsals:
-        table.add_column(f"{each.strategy}, simulated", justify="right")
-    predicted = [replay.makespans(each) for each in replay.rehearsals]
+def _recorded(replay: ScheduleReplay) -> str:
+    return f"recorded ({replay.recorded_strategy})"
+
+
+def _makespans(replay: ScheduleReplay, few: Sequence[Rehearsal]) -> Table:
+    table = titled_table(f"{replay.stage}: seconds of rollouts, recorded and simulated")
+    for name in ("step", _recorded(replay), *(each.strategy for each in few)):
+        table.add_column(name, justify="right", no_wrap=True)
+    predicted = [replay.makespans(each) for each in few]
     judged_from = replay.judged.start
     for index, step in enumerate(replay.recorded):
         fitted = index < judged_from
         row = [f"{step.makespan_s:.2f}", *(f"{each[index]:.2f}" for each in predicted)]
         table.add_row(str(step.step), *row, style="dim" if fitted else None, end_section=index == judged_from - 1)
-    mean = [replay.real_s, *(replay.predicted_s(each) for each in replay.rehearsals)]
+    mean = [replay.real_s, *(replay.predicted_s(each) for each in few)]
     table.add_row("mean" if not judged_from else "mean of these", *(f"{value:.2f}" for value in mean), style="bold")
     return table
 
 
-def _figures(replay: ScheduleReplay) -> Table:
+def _figures(few: Sequence[Rehearsal]) -> Table:
     table = titled_table("simulated")
-    table.add_column("")
-    for each in replay.rehearsals:
-        table.add_column(each.strategy, justify="right")
+    table.add_column("", no_wrap=True)
+    for each in few:
+        table.add_column(each.strategy, justify="right", no_wrap=True)
     for name, title, how in ROWS:
         if name in FIGURES:
-            table.add_row(title, *(written(each.figures[name], how) for each in replay.rehearsals))
+            table.add_row(title, *(written(each.figures[name], how) for each in few))
     return table
 
 

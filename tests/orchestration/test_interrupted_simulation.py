@@ -13,11 +13,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow  # a process that imports everything
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "strategies"),
+    [(signal.SIGTERM, "predictive"), (signal.SIGINT, "predictive"), (signal.SIGTERM, "static,predictive")],
+    ids=["terminated", "interrupted", "terminated-with-two-processes"],
+)
+def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, strategies: str, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "rstar2-14b-64gpu.toml"
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "simulate", str(recipe), "--page", str(tmp_path / "pages")],
+        [sys.executable, "-m", "orchestration.cli", "simulate", str(recipe), "--strategies", strategies, "--jobs", "2"],
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
@@ -31,5 +35,5 @@ def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, tmp
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130 and "interrupted" in said, said
+    assert process.returncode == 130 and said.strip() == "interrupted"
     assert not list(tmp_path.glob("greenroom-simulation-*"))

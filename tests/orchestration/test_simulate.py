@@ -7,13 +7,17 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from actors.system.actor import HandlerFailed
 from env.tool_call import ToolResult
+from orchestration import rehearsing
 from orchestration.calibrate import Calibration
 from orchestration.cli import app
+from orchestration.invariants import Violation
 from orchestration.recipe import RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.simulate import STRATEGIES, calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
+from orchestration.simulation import Rehearsal, Setting
 from policies.batching_records import BatchingLimits
 from policies.cost_fitting import FitError
 from policies.dialogue import DialogueLimits
@@ -60,6 +64,31 @@ def test_strategies_are_compared_on_the_same_work(recipe_file: Path, tmp_path: P
     assert (
         simulated(recipe_file, tmp_path, "--strategies", "worst_case,predictive")["trace_hash"] == found["trace_hash"]
     )
+
+
+@pytest.mark.slow  # two processes that import everything
+def test_processes_side_by_side_find_what_one_finds(recipe_file: Path, tmp_path: Path) -> None:
+    arguments = ("simulate", str(recipe_file), "--strategies", "static,predictive", "--json", "--page", str(tmp_path))
+    done = CliRunner().invoke(app, [*arguments, "--jobs", "2"])
+    found = json.loads(done.stdout)
+    assert found["trace_hash"] == simulated(recipe_file, tmp_path, *arguments[2:4])["trace_hash"]
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["static", "predictive"], "in their order"
+
+
+@pytest.mark.parametrize(
+    "failure", [Violation("a lease was lost"), HandlerFailed("director: failed\n  File x\nKeyError: 1")]
+)
+def test_a_run_that_fails_is_told_in_a_sentence(
+    failure: Exception, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(setting: Setting) -> Rehearsal:
+        raise failure
+
+    monkeypatch.setattr(rehearsing, "rehearse", fails)
+    done = CliRunner().invoke(app, ["simulate", str(recipe_file), "--page", str(tmp_path)])
+    told = done.stderr.strip().splitlines()
+    assert done.exit_code == 1 and len(told) == 1 and "the simulation failed: worst_case: " in told[0]
+    assert str(failure).splitlines()[-1] in told[0]
 
 
 def test_a_narrow_screen_shows_every_strategy_whole(

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import gc
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.system.virtual_confinement import NotVirtual
-from actors.system.virtual_loop import OWNER, Stalled, VirtualLoop, run_virtual
+from actors.system.virtual_loop import OWNER, Stalled, VirtualLoop, interrupt, run_virtual
 
 
 def test_time_jumps_from_timer_to_timer() -> None:
@@ -177,6 +179,53 @@ def test_a_failing_callback_ends_the_run_and_leaves_no_task_behind(caplog: pytes
     with pytest.raises(ZeroDivisionError):
         run_virtual(main())
     assert ended == ["waits"] and not caplog.records
+
+
+def test_a_signal_ends_a_run_between_two_callbacks() -> None:
+    """Raised within one, it might be taken for that one's own failure, or be lost."""
+    taken: list[BaseException] = []
+
+    def busy() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            sum(range(1000))  # Python looks for signals now and then
+        except BaseException as error:
+            taken.append(error)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, busy)
+        await asyncio.sleep(2.0)
+        pytest.fail("it went on")
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_virtual(main())
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not taken
+
+
+def test_a_run_that_is_cut_short_says_nothing_of_what_becomes_of_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(1.0)  # no time will pass any more
+
+    async def main() -> None:
+        task = asyncio.ensure_future(stubborn())
+        asyncio.get_running_loop().call_later(1.0, lambda: 1 / 0)
+        await task
+
+    with pytest.raises(ZeroDivisionError):
+        run_virtual(main())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_tasks_of_an_owner_are_told_apart_and_oldest_first() -> None:
