@@ -42,7 +42,7 @@ SECRETS = [
     Attack(
         42,
         "environment",
-        "import os\nprint(sorted(k for k in os.environ if not k.endswith('_NUM_THREADS') and k[:6] != 'PYTHON'))",
+        "import os, re\nprint(sorted(k for k in os.environ if not re.match('PYTHON|MALLOC|.*_NUM_THREADS$', k)))",
         "success",
         r"\['HOME', 'LANG', 'LD_LIBRARY_PATH', 'MPLBACKEND', 'MPLCONFIGDIR', 'PATH', 'TMPDIR'\]\n",
     ),
