@@ -14,7 +14,9 @@ type IsolationKind = Literal["zygote", "jail-per-call"]
 each in a fresh jail with a fresh interpreter, which is slow and simple."""
 
 
-NO_CGROUP = "memory is limited for each process by its address space, since no cgroup can be made here: "
+NO_CGROUP = (
+    "memory is limited for each process alone, by its data and its address space, since no cgroup can be made here: "
+)
 """And why that is so (`env.cgroup_hierarchy.obstacle`)."""
 ONE_USER = "this process may not use other users' ids: calls share one, and the limit on processes is for all of them"
 

@@ -98,7 +98,12 @@ THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS
 """One thread for each library: a call's cores are not its own."""
 
 
-def environment() -> dict[str, str]:
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""For calls without a cgroup. The C library reserves 64 MiB of address space for each thread's own heap (mallopt(3)):
+RLIMIT_AS would then be reached by half of the threads that a call may have."""
+
+
+def environment(cgroup: bool) -> dict[str, str]:
     """All the environment variables of a call. The hash seed is fixed: a stored call, run again, prints the same."""
     return {
         "HOME": runner.HOME,
@@ -113,6 +118,7 @@ def environment() -> dict[str, str]:
         "MPLBACKEND": f"module://{FIGURES.stem}",
         "MPLCONFIGDIR": runner.HOME,
         **THREADS,
+        **({} if cgroup else ONE_HEAP),
     }
 
 
@@ -120,13 +126,14 @@ def jail_config(image: Image, limits: Limits, *, staged_root: Path | None, cgrou
     """nsjail's configuration, in protobuf's text format, for calls with these limits.
 
     `staged_root` is a ready-made root directory (`env.staging`); without one nsjail assembles the root itself. Without
-    a `cgroup`, resource limits stand in: address space per process for memory, and processes per user.
+    a `cgroup`, resource limits stand in: data and address space per process for memory, and processes per user.
     """
     config = _common(image, cgroup)
     config.uidmap, config.gidmap = [_one_id(os.geteuid())], [_one_id(os.getegid())]
     config.pass_fd = [CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER]
     config.seccomp_string = seccomp.kafel().splitlines()
-    config.exec_bin = _python(image, BOOTSTRAP)
+    data = () if cgroup else (str(data_bytes(limits)),)  # nsjail has no option for it: the runner sets it
+    config.exec_bin = _python(image, BOOTSTRAP, *data)
     options = f"size={limits.scratch_bytes},nr_inodes={inodes(limits)},mode=1777"
     config.mount = [*_root_mounts(image, staged_root), _scratch(options)]
     address_space = address_space_bytes(limits, cgroup) // MIB
@@ -166,7 +173,7 @@ def _common(image: Image, cgroup: bool) -> NsJailConfig:
         clone_newcgroup=cgroup,
         iface_no_lo=True,
         mount_proc=False,
-        envar=[f"{name}={value}" for name, value in environment().items()],
+        envar=[f"{name}={value}" for name, value in environment(cgroup).items()],
     )
     config.rlimit_nproc_type = RLimitType.HARD
     config.rlimit_cpu_type = RLimitType.HARD  # time is kept from outside
@@ -179,8 +186,9 @@ def _common(image: Image, cgroup: bool) -> NsJailConfig:
     return config
 
 
-def _python(image: Image, bootstrap: str) -> Exe:
-    return Exe(path=f"{PYTHON}/bin/{image.python_name}", arg=["-S", "-s", "-P", "-u", "-c", bootstrap])
+def _python(image: Image, bootstrap: str, *arguments: str) -> Exe:
+    flags = ["-S", "-s", "-P", "-u", "-c"]
+    return Exe(path=f"{PYTHON}/bin/{image.python_name}", arg=[*flags, bootstrap, *arguments])
 
 
 def _one_id(host_id: int) -> IdMap:
@@ -205,10 +213,22 @@ def inodes(limits: Limits) -> int:
     return max(64, min(4096, limits.scratch_bytes // 4096))
 
 
-def address_space_bytes(limits: Limits, cgroup: bool) -> int:
-    """RLIMIT_AS of each process of a call.
+def data_bytes(limits: Limits) -> int:
+    """RLIMIT_DATA of each process of a call without a cgroup, beyond what a zygote has before it.
 
-    With a cgroup a backstop only, far above what may be touched: libraries reserve address space that they never use.
+    The kernel counts what is writable and belongs to one process (getrlimit(2), from Linux 4.7 on), touched or not:
+    hence some more, for what a fresh interpreter has (5 MiB) and libraries reserve (OpenBLAS 32 MiB as numpy is
+    imported), and none of it where a cgroup counts what is touched. Of what is mapped to be shared it counts nothing:
+    that is left to RLIMIT_AS.
+    """
+    return limits.memory_bytes + 32 * MIB
+
+
+def address_space_bytes(limits: Limits, cgroup: bool) -> int:
+    """RLIMIT_AS of each process of a call, beyond what a zygote has before it.
+
+    A backstop only, above what may be touched, and far above with a cgroup: libraries reserve address space that they
+    never use.
     """
     memory = -(-limits.memory_bytes // MIB) * MIB
     return 4 * memory + 4096 * MIB if cgroup else memory + 256 * MIB

@@ -12,7 +12,8 @@ Invariants:
   not), or when the control pipe closes because the host's process died.
 
 Descriptors that the host passes (`env.jail`): 0 the program's input, 1 and 2 the jail's log, then
-CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER as numbered below.
+CODE, STATUS, CONTROL, STDOUT, STDERR, RUNNER as numbered below. Argument, where no cgroup holds memory: the program's
+RLIMIT_DATA in bytes.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
@@ -102,6 +103,17 @@ def become_program():
     posix.closerange(3, 1 << 16)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    if len(sys.argv) > 1:
+        limit_data(int(sys.argv[1]))
+
+
+def limit_data(most):
+    """Let no process from here on have more than so many bytes of memory that is writable and its own."""
+    import resource  # from a file: calls pay for it only where they need it
+
+    _, given = resource.getrlimit(resource.RLIMIT_DATA)
+    if given == resource.RLIM_INFINITY or most < given:  # else it has less already, and may not have more
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def run_program(code):

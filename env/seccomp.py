@@ -110,6 +110,8 @@ RULES = (
     Rule("clone", 56, EPERM, Argument(0, "flags", "has a bit of", NAMESPACE_FLAGS)),
     Rule("socket", 41, ENETUNREACH, Argument(0, "domain", "differs from", AF_UNIX)),
     Rule("clone3", 435, ENOSYS),  # glibc falls back to clone, whose flags can be looked at
+    # what System V's objects hold belongs to no process: where there is no cgroup, nothing would count it
+    *(Rule(name, number, ENOSYS) for name, number in (("shmget", 29), ("semget", 64), ("msgget", 68))),
 )
 
 

@@ -19,7 +19,8 @@ Invariants:
 
 Links are SOCK_SEQPACKET sockets, one packet a message, words in ASCII. What may be said (host -> here, here -> host):
 - warden: first `up`; `room SCRATCH_BYTES INODES` -> `room` with a pidfd of its init, later `gone CPU_MICROSECONDS`;
-- zygote: `run UID ADDRESS_SPACE FILE_SIZE PROCESSES` with (pidfd of init, code, stdout, stderr, and stdin if any)
+- zygote: `run UID ADDRESS_SPACE DATA FILE_SIZE PROCESSES`, the last four limits and 0 for none of DATA or PROCESSES,
+  with (pidfd of init, code, stdout, stderr, and stdin if any)
   -> `started ...` from the program itself and `ended WAIT_STATUS MONOTONIC_NS CPU_MICROSECONDS MAXRSS_KIB`,
   or `failed WHY`;
 - zygote: `grow LIBRARY` with a socket -> on that socket `up`, and after the host's `go`: `ready`, or `lacks WHY`.
@@ -174,7 +175,7 @@ class Zygote:
         link.send(b"ended %d %d %d %d" % (status, now, microseconds(usage), usage.ru_maxrss))
         return True
 
-    def become_program(self, link, descriptors, user, address_space, file_size, processes):
+    def become_program(self, link, descriptors, user, address_space, data, file_size, processes):
         """Enter the room, give up all rights, say so. Returns the user's code. Ends the process if anything fails."""
         _, code, out, err, *given = descriptors
         try:
@@ -185,6 +186,8 @@ class Zygote:
             resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
             resource.setrlimit(resource.RLIMIT_NOFILE, (PROGRAM_DESCRIPTORS, PROGRAM_DESCRIPTORS))
+            if data:
+                runner.limit_data(data)
             if processes:
                 resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
             reseed()

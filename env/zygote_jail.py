@@ -62,6 +62,8 @@ class Zygote:
     pid: int
     address_space: int
     """Bytes of address space that it has, and a program inherits."""
+    data: int
+    """Bytes of those that are writable and its own."""
 
 
 class ZygoteJail:
@@ -159,7 +161,7 @@ class ZygoteJail:
         await asyncio.get_running_loop().run_in_executor(self._lane.executor, use_huge_pages, pid)
         if self._slot is not None:
             self._slot.move_in(pid)
-        self.zygotes[libraries] = Zygote(link, pid, _address_space(pid))
+        self.zygotes[libraries] = Zygote(link, pid, *_memory(pid))
         link.turn_to(self._hear_zygote)
 
     def _hear_warden(self, said: Said) -> None:
@@ -226,7 +228,8 @@ class ZygoteJail:
         has_cgroup = self._slot is not None
         address_space = jail.address_space_bytes(limits, has_cgroup) + zygote.address_space
         processes = 0 if has_cgroup else limits.processes + our_processes
-        request = b"run %d %d %d %d" % (user, address_space, jail.file_size_bytes(limits), processes)
+        data = 0 if has_cgroup else jail.data_bytes(limits) + zygote.data
+        request = b"run %d %d %d %d %d" % (user, address_space, data, jail.file_size_bytes(limits), processes)
         self._say(zygote.link, request, descriptors)
 
     def _say(self, link: Link, message: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -337,9 +340,10 @@ class ZygoteJail:
         return f"{errors[:_MOST_WORDS]} {last}".strip()
 
 
-def _address_space(pid: int) -> int:
-    """Bytes, from proc_pid_statm(5)."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+def _memory(pid: int) -> tuple[int, int]:
+    """Address space, and data with the stack; bytes, from proc_pid_statm(5)."""
+    size, *_, data, _ = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(size) * os.sysconf("SC_PAGE_SIZE"), int(data) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _protect(pid: int) -> None:

@@ -42,7 +42,7 @@ SECRETS = [
     Attack(
         42,
         "environment",
-        "import os\nprint(sorted(k for k in os.environ if not k.endswith('_NUM_THREADS') and k[:6] != 'PYTHON'))",
+        "import os, re\nprint(sorted(k for k in os.environ if not re.match('PYTHON|MALLOC|.*_NUM_THREADS$', k)))",
         "success",
         r"\['HOME', 'LANG', 'LD_LIBRARY_PATH', 'MPLBACKEND', 'MPLCONFIGDIR', 'PATH', 'TMPDIR'\]\n",
     ),
@@ -61,8 +61,9 @@ SECRETS = [
         "import builtins, sys\nbuiltins.poison = sys.modules['poison'] = 1\nbuiltins.len = print",
         "success",
     ),
-    tries(44, "System V shared memory", "call(29, 1234, 4096, 0o1666)", "worked"),
-    tries(44, "what is left of it", "call(29, 1234, 4096, 0)", "ENOENT"),
+    tries(44, "System V shared memory", "call(29, 1234, 4096, 0o1666)", "ENOSYS"),
+    tries(44, "System V semaphores", "call(64, 1234, 32000, 0o1600)", "ENOSYS"),
+    tries(44, "System V messages", "call(68, 1234, 0o1600)", "ENOSYS"),
     tries(42, "private keys", "os.listdir(os.path.expanduser('~root/.ssh'))", "ENOENT"),
     Attack(
         42,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from env.cgroup_hierarchy import find_hierarchy
 from tests.env.attacks import SHORT, Attack, each_withstood, tries
 
 TIME = [
@@ -53,12 +52,9 @@ TIME = [
     ),
 ]
 
-OVER_MIB = 300 if find_hierarchy() is not None else 500
-"""Of a limit of 128: without cgroups a process has address space for 256 MiB more."""
-
 MEMORY = [
     Attack(8, "one string over the limit", "x = 'a' * (1 << 40)", "memory"),
-    Attack(8, "touched bytes over the limit", f"x = bytearray({OVER_MIB} << 20)", "memory"),
+    Attack(8, "touched bytes over the limit", "x = bytearray(192 << 20)", "memory"),
     Attack(9, "slow append", "x = []\nwhile True: x.append(' ' * 100_000)", "memory"),
     Attack(
         8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,9 @@ def test_the_root_holds_no_home_no_proc_and_no_shell():
 def test_without_a_cgroup_resource_limits_stand_in():
     limits = Limits(memory_bytes=200 << 20, processes=7)
     bare, grouped = config(limits, cgroup=False), config(limits)
-    assert "rlimit_as: 456" in bare and "rlimit_nproc: 9" in bare
+    assert "rlimit_as: 456" in bare and "rlimit_nproc: 9" in bare and f'arg: "{232 << 20}"' in bare
     assert "rlimit_as: 456" not in grouped and "rlimit_nproc:" not in grouped
+    assert len(re.findall("arg: ", bare)) - len(re.findall("arg: ", grouped)) == 1
 
 
 def test_small_scratch_directories_still_hold_some_files():
@@ -79,7 +81,7 @@ for name in ("CORE", "FSIZE", "NOFILE", "STACK", "MEMLOCK", "MSGQUEUE", "RTPRIO"
 disk = os.statvfs("/tmp")
 print(disk.f_blocks * disk.f_frsize, disk.f_files)
 print(os.getuid() == os.getgid() != 0, os.getgroups(), os.uname().nodename)
-print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[1])
+print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[1], resource.getrlimit(resource.RLIMIT_DATA)[1])
 """
     pool = Interpreters(Limits(), workers=1, isolation=isolation)
     try:
@@ -95,8 +97,12 @@ print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[1])
         "MEMLOCK 0\nMSGQUEUE 0\nRTPRIO 0\n"
         f"{16 * mib} 4096\nTrue {groups} sandbox"
     ), result
-    nice, address_space = map(int, last.split())
+    nice, address_space, data = map(int, last.split())
     assert nice in (0, os.nice(0))
     inherited = 64 * mib if isolation == "zygote" else 0
     wanted = (4 * 512 + 4096) * mib if find_hierarchy() is not None else (512 + 256) * mib
     assert 0 <= address_space - wanted <= inherited
+    if find_hierarchy() is not None:
+        assert data == resource.getrlimit(resource.RLIMIT_DATA)[1], "cgroups count what is touched"
+    else:
+        assert 0 <= data - (512 + 32) * mib <= inherited

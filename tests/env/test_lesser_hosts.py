@@ -24,7 +24,7 @@ from tests.support.lesser_hosts import PROJECT
 
 pytestmark = pytest.mark.slow
 
-CALLS = ("hello", "memory", "forks", "shadow", "network", "cell 1", "cell 2")
+CALLS = ("hello", "memory", "less", "forks", "shadow", "network", "cell 1", "cell 2")
 both = pytest.mark.parametrize("isolation", ISOLATIONS)
 
 
@@ -90,7 +90,7 @@ def test_an_unprivileged_user_has_cgroups_where_the_system_gives_users_theirs(is
 
 def assert_kept_in(said: dict[str, Any]) -> None:
     assert (said["hello"]["status"], said["hello"]["stdout"]) == ("success", "42 True\n")
-    assert said["memory"]["status"] == "memory"
+    assert (said["memory"]["status"], said["less"]["stdout"]) == ("memory", f"{64 << 20}\n"), "the limit is 128 MiB"
     assert "Resource temporarily unavailable" in said["forks"]["stderr"]
     assert "No such file or directory: '/etc/shadow'" in said["shadow"]["stderr"]
     assert "Network is unreachable" in said["network"]["stderr"]

@@ -160,7 +160,8 @@ async def say() -> dict[str, Any]:
 
         results = {
             "hello": await run("hello", "import os; print(6 * 7, os.getpid() > 1)"),
-            "memory": await run("memory", "x = bytearray(800 << 20)"),
+            "memory": await run("memory", "x = bytearray(192 << 20)"),
+            "less": await run("less", "print(len(bytearray(64 << 20)))"),
             "forks": await run("forks", "import os\nfor _ in range(200): os.fork() or os._exit(0)\nprint('all')"),
             "shadow": await run("shadow", "open('/etc/shadow').read()"),
             "network": await run("network", "import socket; socket.create_connection(('1.1.1.1', 53), 1)"),
