@@ -151,8 +151,9 @@ class Training:
 
     async def _train(self) -> None:
         with writing(self._folder):
-            recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
+            recipe = self._recipe
             model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
+            recipe = self._recipe = prepare_data(recipe, model, self._folder / "data", self._progress.note)
         cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
         for note in self._beginning.notes:
             self._progress.note(note)
