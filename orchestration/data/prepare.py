@@ -6,7 +6,7 @@ shows up an hour into a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,14 +20,15 @@ from orchestration.run_folder import write_whole
 from orchestration.tiny_model import write_tokenizer
 from policies.chat_format import ChatFormat
 from policies.chat_sets import CHAT_SETS
-from policies.curriculum import ProblemOptions
+from policies.curriculum import ProblemOptions, ProblemStream
 from policies.data_options import ChatDataOptions, DatasetOptions
 from policies.problem_sets import PROBLEM_SETS
 from policies.stages import EvaluationOptions, FineTuningOptions
 from policies.trajectory import Problem
 
 CHECKED = 50
-"""So many chats of a stage are checked for a mask that agrees with the template; all are when the stage begins."""
+"""So many chats of a stage are checked for a mask that agrees with the template; all are when the stage begins. And of
+so many problems that are made, whether their prompts fit."""
 
 type Tell = Callable[[str], None]
 
@@ -110,11 +111,12 @@ class _Preparation:
             if not path.is_file():
                 self._write_chats(name, stage, path)
             return stage.model_copy(update={"data": (ChatDataOptions(path=str(path)),)})
-        dataset = stage.problems.dataset
+        dataset, most = stage.problems.dataset, stage.limits.max_tokens
         if dataset is None:
+            self._check_made(f"stages.{name}", stage.problems, most)
             return stage
         if not path.is_file():
-            found, most = load_problems(dataset), stage.limits.max_tokens
+            found = self._load(f"stages.{name}", dataset)
             reason = f"with a prompt of limits.max_tokens = {most} or more"
             leave_out(found, reason, lambda each: self._prompt_tokens(each) < most)
             if not found.problems:
@@ -129,22 +131,37 @@ class _Preparation:
         refused, since nobody could compare what is left."""
         path, dataset, most = self._folder / "evaluation.jsonl", options.problems.dataset, options.limits.max_tokens
         if dataset is None:
+            self._check_made("evaluation", options.problems, most)
             return options
         if not path.is_file():
-            found = load_problems(dataset)
+            found = self._load("evaluation", dataset)
             if len(found.problems) < options.count:
                 raise DataError(
                     f"evaluation.count = {options.count}, but its data set holds {len(found.problems)} problems"
                     f"{_left_out(found.left_out)}; lower it"
                 )
-            for problem in found.problems[: options.count]:
-                if (length := self._prompt_tokens(problem)) >= most:
-                    raise DataError(
-                        f"evaluation.limits.max_tokens = {most}, but the prompt of problem {problem.id} has {length} "
-                        "tokens; raise it"
-                    )
+            self._check_prompts("evaluation", found.problems[: options.count], most)
             self._write_problems(path, dataset, found)
         return options.model_copy(update={"problems": _prepared(options.problems, path)})
+
+    def _load(self, where: str, dataset: DatasetOptions) -> Problems:
+        try:
+            return load_problems(dataset)
+        except DataError as error:
+            raise DataError(f"{where}.problems.dataset: {error}") from error
+
+    def _check_made(self, where: str, options: ProblemOptions, most: int) -> None:
+        """Problems that are made are much of a length: a few tell of all."""
+        stream = ProblemStream(options, run_seed=self._recipe.seed, held_out=where == "evaluation")
+        self._check_prompts(where, [stream.problem(index) for index in range(CHECKED)], most)
+
+    def _check_prompts(self, where: str, problems: Sequence[Problem], most: int) -> None:
+        for problem in problems:
+            if (length := self._prompt_tokens(problem)) >= most:
+                raise DataError(
+                    f"{where}.limits.max_tokens = {most}, but the prompt of problem {problem.id} has {length} tokens; "
+                    "raise it"
+                )
 
     def _prompt_tokens(self, problem: Problem) -> int:
         return len(self._chat.prompt(problem.question, self._recipe.tools))
@@ -154,7 +171,10 @@ class _Preparation:
         write_problems(path, found.problems)
 
     def _write_chats(self, name: str, stage: FineTuningOptions, path: Path) -> None:
-        chats = load_chats(stage.data)
+        try:
+            chats = load_chats(stage.data)
+        except DataError as error:
+            raise DataError(f"stages.{name}.data: {error}") from error
         self._tell(f"{name}: {len(chats.samples)} chats{_left_out(chats.left_out)}")
         if self._recipe.model.path is not None:
             checked = [shown(sample, self._chat) for sample in chats.samples[:CHECKED]]

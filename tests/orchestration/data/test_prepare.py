@@ -92,7 +92,13 @@ def test_a_check_leaves_sets_of_the_hub_alone(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("where", ["stages.rl-1", "evaluation"])
+def test_problems_that_are_made_have_to_fit_too(where: str) -> None:
+    with pytest.raises(DataError, match=rf"{where}\.limits\.max_tokens = 12, but the prompt of problem arithmetic/"):
+        check_data(load_recipe(QUICKSTART, [f"{where}.limits.max_tokens=12"]), lambda _: None)
+
+
 def test_a_set_that_is_nowhere_is_named_by_a_check(tmp_path: Path) -> None:
     missing = f'{{ source = "dataset", dataset = {{ path = "{tmp_path / "none.jsonl"}" }} }}'
-    with pytest.raises(DataError, match=r"no file at .*none\.jsonl"):
+    with pytest.raises(DataError, match=r"stages.rl-2.problems.dataset: no file at .*none\.jsonl"):
         check_data(load_recipe(QUICKSTART, [f"stages.rl-2.problems={missing}"]), lambda _: None)
