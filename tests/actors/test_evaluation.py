@@ -26,11 +26,11 @@ class Given(Sampler):
     """Answers with groups of given outcomes; None is a rollout that could not be finished."""
 
     def __init__(self, outcomes: list[list[bool | None]]) -> None:
-        self._outcomes = outcomes
+        self._given = outcomes
 
     async def sample(self, *_: Any, **__: Any) -> Sampled:
-        found = Sampled(dropped=["lost"] * sum(each is None for group in self._outcomes for each in group))
-        for number, group in enumerate(self._outcomes):
+        found = Sampled(dropped=["lost"] * sum(each is None for group in self._given for each in group))
+        for number, group in enumerate(self._given):
             found.groups.append([played(each, number) for each in group if each is not None])
         return found
 
