@@ -30,7 +30,7 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
         raise RecipeError(f"no recipe at {path}; recipes/ holds some to begin with") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} can't be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # besides its own: numbers too long, lists in lists without end
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     return validate_recipe(data, str(path), overrides or [])
 
@@ -90,7 +90,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise RecipeError(f"--set {override!r} is not of the form a.b=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word
     node: Any = data
     *parents, last = key.strip().split(".")

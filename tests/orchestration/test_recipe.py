@@ -82,6 +82,7 @@ def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
         ("balancer.headroom=0.99", "of which balancer.headroom=0.99 lets a rollout have 96"),
         ('tools=["jupyter_code", "jupyter_code"]', "tools: jupyter_code, jupyter_code: give each tool once"),
         ("evaluation={ temperature = 0, samples = 4 }", "evaluation: samples = 4, but at temperature = 0"),
+        ("seed=" + "9" * 5000, "seed = '99999"),
         ("seed", "is not of the form a.b=value"),
         ("seed.x=1", "'seed' is a value, not a table"),
     ],
@@ -110,6 +111,9 @@ def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path: Path) -> None:
         load_recipe(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        load_recipe(broken)
+    broken.write_text("name = " + "[" * 3000)
     with pytest.raises(RecipeError, match="is not valid TOML"):
         load_recipe(broken)
 
