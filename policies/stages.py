@@ -33,8 +33,8 @@ class FineTuningOptions(Options):
     batch: Annotated[int, Field(ge=1)] = 96
     """Demonstrations per optimiser step."""
     data: tuple[ChatDataOptions, ...] = ()
-    """Chats to imitate, all sets mixed; none: demonstrations are made, and the fields below say how. Chats longer than
-    `limits.max_tokens` are left out and counted."""
+    """Chats to imitate, all sets mixed; none: demonstrations are made, and the fields below say how. Dialogues longer
+    than `limits.max_tokens` are left out and counted."""
     demonstrations: Annotated[int, Field(ge=1)] = 4096
     """How many distinct ones are made."""
     habits: HabitOptions = HabitOptions()
