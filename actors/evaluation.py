@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from actors.messages import RunEvaluation
 from actors.prepared import open_stream
@@ -14,7 +14,9 @@ from policies.trajectory import Trajectory
 async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
     """Accuracy and its companions over `options.count` held-out problems.
 
-    A rollout that could not be finished counts as wrong: dropping it would flatter the model.
+    A rollout that could not be finished counts as wrong: dropping it would flatter the model. With several samples,
+    `problems_solved_K_times` says of how many problems K samples are right: they are not independent, so an interval
+    has to know (`orchestration.evaluation.estimators`).
     """
     options = request.options
     stream = open_stream(options.problems, run_seed=0, held_out=True)
@@ -31,7 +33,7 @@ async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
     figures = rollout_figures(trajectories)
     asked = options.count * options.samples
     correct = sum(trajectory.verdict.correct for trajectory in trajectories)
-    return {
+    counted: Figures = {
         "problems": float(options.count),
         "samples": float(options.samples),
         "correct": float(correct),
@@ -45,7 +47,15 @@ async def evaluate(request: RunEvaluation, sampler: Sampler) -> Figures:
         "tool_error_share_in_correct": figures.get("tool_error_share_in_correct"),
         "truncated_share": figures.get("truncated_share", 0.0),
         "dropped": float(len(sampled.dropped)),
-    } | _accuracy_by_family(trajectories)
+    }
+    return counted | _times_solved(sampled.groups, options.samples) | _accuracy_by_family(trajectories)
+
+
+def _times_solved(groups: list[list[Trajectory]], samples: int) -> Figures:
+    if samples == 1:
+        return {}
+    times = Counter(sum(trajectory.verdict.correct for trajectory in group) for group in groups)
+    return {f"problems_solved_{count}_times": float(times[count]) for count in range(samples + 1)}
 
 
 def _accuracy_by_family(trajectories: list[Trajectory]) -> Figures:

@@ -61,7 +61,8 @@ class FineTuning:
     async def run(self) -> Figures:
         """All steps of the stage that are left; returns the figures of its last one."""
         options: FineTuningOptions = self._options
-        sequences = await (self._chats() if self._options.data else self._demonstrations(self._limits))
+        made = await (self._chats() if self._options.data else self._demonstrations(self._limits))
+        sequences = self._that_fit(made)
         epochs = ShuffledEpochs(len(sequences), f"{self._run_seed}/{self._name}")
         figures: Figures = {}
         cursor = 0 if self._position is None else self._position.cursor
@@ -77,20 +78,10 @@ class FineTuning:
         return figures
 
     async def _chats(self) -> list[TrainingSequence]:
-        sequences, too_long = [], 0
+        sequences = []
         for sample in read_chats(Path(self._options.data[0].path)):
-            sequence = training_sequence(sample, self._chat)
-            if sequence.length <= self._limits.max_tokens:
-                sequences.append(sequence)
-            else:
-                too_long += 1
+            sequences.append(training_sequence(sample, self._chat))
             await self._port.clock.sleep(0)  # as in `_demonstrations`
-        if not sequences:
-            raise ValueError(
-                f"all {too_long} chats of stages.{self._name} are longer than limits.max_tokens="
-                f"{self._limits.max_tokens}; raise it"
-            )
-        log.info("stage %s: %d chats, %d too long", self._name, len(sequences), too_long)
         return sequences
 
     async def _demonstrations(self, limits: DialogueLimits) -> list[TrainingSequence]:
@@ -102,6 +93,16 @@ class FineTuning:
             results += [expected_result(program, script.expression) for program in script.programs[-1:]]
             sequences.append(sequence_from_script(script, tuple(results), self._chat, limits.tool_response_characters))
             await self._port.clock.sleep(0)  # making thousands takes seconds: the director must stay reachable
+        return sequences
+
+    def _that_fit(self, made: list[TrainingSequence]) -> list[TrainingSequence]:
+        most = self._limits.max_tokens
+        sequences = [sequence for sequence in made if sequence.length <= most]
+        if not sequences:
+            raise ValueError(
+                f"all {len(made)} dialogues of stages.{self._name} are longer than limits.max_tokens={most}; raise it"
+            )
+        log.info("stage %s: %d dialogues, %d too long", self._name, len(sequences), len(made) - len(sequences))
         return sequences
 
     async def _failure(self, program: str, script: Script) -> ToolResult:

@@ -45,7 +45,7 @@ _SPARE_SHARE = 0.05
 class SessionOptions(BaseModel):
     """Bounds on the sessions of one sandbox, all together."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     most_live: Annotated[int, Field(ge=1, le=1000)] = 64
     """Sessions that have a process; more can be open. Never fewer than calls may run at once."""

@@ -24,6 +24,7 @@ from orchestration.data import commands as data_commands
 from orchestration.data.rows import DataError
 from orchestration.engine_environment import host_engine_here
 from orchestration.evaluation import commands as evaluation_commands
+from orchestration.metrics import METRICS_FILE
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
@@ -76,6 +77,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train: every stage of a recipe, with an evaluation after each. Results go to RUNS/NAME/."""
+    from orchestration.data.prepare import check_data
     from orchestration.preflight import check, show
     from orchestration.resume import find_run, recipe_of
     from orchestration.training_run import run_training
@@ -95,6 +97,8 @@ def train(
     planned = check(loaded, runs)
     folder = resumed or Path(planned.folder)
     if dry_run:
+        if resumed is None:
+            check_data(loaded, lambda line: console.print(_escaped(line), soft_wrap=True))
         planned = replace(planned, folder=str(folder))
         if as_json:
             print(json.dumps(planned.as_dict()))
@@ -211,7 +215,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None
     """Write a run's report.html anew."""
     from orchestration.report import write_report
 
-    if not run.is_dir():
+    if not any((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE)):
         raise RecipeError(f"no run at {run}; give the folder of a run, such as runs/quickstart")
     print(write_report(run))
 

@@ -39,7 +39,9 @@ def drill(
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="The fault plan (JSON); docs/faults.md.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the plan if none is given, and whom its faults hit.")] = 0,
-    until: Annotated[float, typer.Option(help="A drawn plan's faults begin before so many seconds.")] = UNTIL_S,
+    until: Annotated[
+        float, typer.Option(min=1, max=86_400, help="A drawn plan's faults begin before so many seconds.")
+    ] = UNTIL_S,
     runs: Annotated[Path, typer.Option("--runs", help="Where runs' folders are made.")] = Path("runs"),
     virtual: Annotated[
         bool, typer.Option("--virtual", help="Run many plans on the virtual stage, on a miniature of the recipe.")

@@ -11,10 +11,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from actors.tokenizer import PromptOptions, load_chat_format
 from env import zygotes
 from env.preflight import check_host
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
 from orchestration.run_folder import choose_folder
+from policies.chat_format import ChatFormat, TemplateUnusable
 from policies.placement import Node, misfits
 
 GIB = 1 << 30
@@ -79,8 +81,11 @@ class ModelShape:
 
 
 def plan(recipe: Recipe, runs: Path) -> Plan:
-    """What would start, and what it takes. Raises `RecipeError` for a model or folder that can't be used."""
+    """What would start, and what it takes. Raises `RecipeError` for a model or folder that can't be used,
+    `TemplateUnusable` for the model's chat template."""
     shape = model_shape(recipe.model)
+    if recipe.model.path is not None:
+        usable_chat_format(recipe.model.path, recipe.prompt)
     engine, tokens = recipe.generators.engine, recipe.generators.engine.kv_tokens
     kv = 0 if tokens is None else tokens * shape.kv_values_per_token * ITEM_BYTES[engine.dtype]
     learners = recipe.learner.count
@@ -125,7 +130,7 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
 def check(recipe: Recipe, runs: Path) -> Plan:
     """The plan, if this machine can carry it out.
 
-    Raises `HostUnfit` that lists everything that is missing, `RecipeError` as `plan` does.
+    Raises `HostUnfit` that lists everything that is missing, and as `plan` does.
     """
     planned = plan(recipe, runs)
     if recipe.cluster.address:
@@ -203,6 +208,23 @@ def longest_sequence(model: Path) -> int:
     if "max_position_embeddings" not in config:
         raise RecipeError(f"{path} has no max_position_embeddings; greenroom knows no model of that kind")
     return config["max_position_embeddings"]
+
+
+def usable_chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
+    """How a model's tokenizer writes dialogues. Raises `RecipeError` if it can't at all, `TemplateUnusable` if its chat
+    template can't continue one."""
+    from jinja2 import TemplateError
+
+    try:
+        return load_chat_format(str(model), prompt)
+    except TemplateUnusable:
+        raise
+    except TemplateError as error:
+        raise TemplateUnusable(
+            f"the chat template in {model} refuses an answer after a tool's result: {error}; use one that renders it"
+        ) from error
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape:

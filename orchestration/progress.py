@@ -140,7 +140,12 @@ class Progress:
             self._line(f"{name} goes on after step {done} of {total_steps}" if done else f"{name} begins{steps}")
 
     def update(self, step: int, **figures: Any) -> None:
-        """Step `step` (from 1) is done, or has news; figures that are not given keep their last value."""
+        """Step `step` (from 1) is done, or has news; figures that are not given keep their last value.
+
+        Nothing is shown before a stage begins: a run that is resumed may be told again of a step that it has shown.
+        """
+        if not self._stage:
+            return
         self._figures = {**self._figures, **figures}
         is_new, self._step = step != self._step, step
         if is_new and self._first_news is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from actors.engines.vllm_options import VllmOptions
 from actors.simulated_learner import LearnerCost
@@ -18,7 +18,7 @@ from env.preload import LIBRARIES
 from env.sessions import SessionOptions
 from env.tool_call import PYTHON_TOOL, Limits, ToolName
 from env.zygotes import RECYCLE_AFTER
-from policies.balancing import BalancerOptions
+from policies.balancing import BalancerOptions, longest_lease
 from policies.hardware import HardwareOptions, ModelSize
 from policies.options import LimitOptions, Options
 from policies.placement import ClusterOptions
@@ -178,12 +178,14 @@ class MetricsSettings(Options):
 
 
 Stage = Annotated[FineTuningOptions | ReinforcementOptions, Field(discriminator="kind")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Of what becomes files and folders."""
 
 
 class Recipe(Options):
     """A run. Fields without a default have to be given."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     """Also the name of the run's folder, `runs/NAME`."""
     seed: int = 0
     deterministic: bool = False
@@ -208,12 +210,28 @@ class Recipe(Options):
     evaluation: EvaluationOptions = EvaluationOptions(count=256)
     """After each stage; the first one, after SFT, is what training starts from."""
     metrics: MetricsSettings = MetricsSettings()
-    stages: Annotated[dict[str, Stage], Field(min_length=1)]
+    stages: Annotated[dict[Name, Stage], Field(min_length=1)]
     """In the order of the file, by name: `[stages.sft]`, `[stages.rl-1]`."""
+
+    @field_validator("stages")
+    @classmethod
+    def _names_are_free(cls, stages: dict[str, Stage]) -> dict[str, Stage]:
+        for name in stages:
+            if name == "start" or name.startswith("evaluation"):
+                raise ValueError(f"{name!r} is what evaluations are filed under; choose another name")
+        return stages
+
+    @field_validator("tools")
+    @classmethod
+    def _each_tool_once(cls, tools: tuple[ToolName, ...]) -> tuple[ToolName, ...]:
+        if len(set(tools)) < len(tools):
+            raise ValueError(f"{', '.join(tools)}: give each tool once")
+        return tools
 
     @model_validator(mode="after")
     def _sequences_fit_the_engine(self) -> Recipe:
-        engine = self.generators.engine
+        engine, kv_tokens = self.generators.engine, self.generators.engine.kv_tokens
+        longest = None if kv_tokens is None else longest_lease(self.balancer, kv_tokens, engine.block_tokens)
         for where, limits in self.all_limits().items():
             if limits.max_tokens > engine.max_sequence_tokens:
                 raise ValueError(
@@ -221,11 +239,12 @@ class Recipe(Options):
                     f"generators.engine.max_sequence_tokens={engine.max_sequence_tokens}; "
                     "raise the latter or lower the former"
                 )
-            if engine.kv_tokens is not None and limits.max_tokens > engine.kv_tokens:
+            if longest is not None and limits.max_tokens > longest:
                 raise ValueError(
                     f"{where}.max_tokens={limits.max_tokens} does not fit "
-                    f"generators.engine.kv_tokens={engine.kv_tokens}; "
-                    "a rollout that can never fit would wait for ever"
+                    f"generators.engine.kv_tokens={kv_tokens}, of which balancer.headroom="
+                    f"{self.balancer.headroom:g} lets a rollout have {longest}; "
+                    "one that can never fit would wait for ever"
                 )
         scratch = self.model.scratch
         if scratch is not None and scratch.max_tokens < engine.max_sequence_tokens:
@@ -233,6 +252,15 @@ class Recipe(Options):
                 f"model.scratch.max_tokens={scratch.max_tokens} is less than "
                 f"generators.engine.max_sequence_tokens={engine.max_sequence_tokens}; make them equal"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _workloads_are_those_of_stages(self) -> Recipe:
+        for name in self.simulation.workloads:
+            if name not in self.stages:
+                raise ValueError(
+                    f"simulation.workloads.{name}: there is no such stage; stages are {', '.join(self.stages)}"
+                )
         return self
 
     @model_validator(mode="after")

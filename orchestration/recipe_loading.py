@@ -30,7 +30,7 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
         raise RecipeError(f"no recipe at {path}; recipes/ holds some to begin with") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} can't be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # besides its own: numbers too long, lists in lists without end
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     return validate_recipe(data, str(path), overrides or [])
 
@@ -62,16 +62,25 @@ def _with_deterministic_defaults(data: dict[str, Any]) -> dict[str, Any]:
 
 def _fault(fault: Any) -> str:
     """One line on one fault: the key, what is wrong, what was given."""
-    where = ".".join(str(part) for part in fault["loc"] if part not in ("fine_tune", "reinforce"))
+    # pydantic also names which kind of stage, and which member of a union, it took the value for: no keys of a recipe.
+    loc = [str(part) for part in fault["loc"]]
+    where = ".".join(part for place, part in enumerate(loc) if not _names_a_choice(loc, place))
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         return f"unknown key {where!r} (value {fault['input']!r}); remove it or mend its spelling"
     if fault["type"] == "missing":
         return f"missing key {where!r}; add it"
+    if fault["type"] == "union_tag_not_found":
+        return f'missing key \'{where}.kind\'; add it: "fine_tune" or "reinforce"'
     if fault["type"] == "value_error":
         return f"{where}: {message}" if where else message
     given = repr(fault["input"])
     return f"{where} = {given if len(given) < 80 else given[:77] + '...'}: {message}"
+
+
+def _names_a_choice(loc: list[str], place: int) -> bool:
+    kind_of_stage = loc[0] == "stages" and place == 2
+    return kind_of_stage or loc[place].startswith(("literal[", "function-after[", "[key]"))
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -81,7 +90,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise RecipeError(f"--set {override!r} is not of the form a.b=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word
     node: Any = data
     *parents, last = key.strip().split(".")

@@ -20,13 +20,8 @@ from policies.workloads import PROFILES, Workload, WorkloadOptions
 
 
 def workload_of(recipe: Recipe) -> Workload:
-    """What the models of a recipe's stages say. Raises `RecipeError` for workloads of stages that there are not."""
+    """What the models of a recipe's stages say."""
     named = recipe.simulation.workloads
-    unknown = sorted(set(named) - set(recipe.stages))
-    if unknown:
-        raise RecipeError(
-            f"simulation.workloads.{unknown[0]}: there is no such stage; stages are {', '.join(recipe.stages)}"
-        )
     stages: dict[str, WorkloadOptions] = {}
     for name, stage in recipe.stages.items():
         if isinstance(stage, ReinforcementOptions):

@@ -35,12 +35,9 @@ from actors.system.stage import Death
 from orchestration.analysis_report import write_analysis
 from orchestration.cast import Cast, cast_for, enter
 from orchestration.data.prepare import prepare_data
+from orchestration.evaluation.estimators import accuracy_interval
 from orchestration.examples import write_examples
-from orchestration.metrics import (
-    Interval,
-    MetricsSink,
-    wilson_interval,
-)
+from orchestration.metrics import MetricsSink
 from orchestration.placing import carrying, placed
 from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
@@ -51,7 +48,7 @@ from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
 from policies.options import LimitOptions
-from policies.run_progress import Figures, Report, Rewound, StepFigures
+from policies.run_progress import Report, Rewound, StepFigures
 from policies.stages import FineTuningOptions
 
 STAGE_DEADLINE_S = 7 * 86_400.0
@@ -151,8 +148,9 @@ class Training:
 
     async def _train(self) -> None:
         with writing(self._folder):
-            recipe = self._recipe = prepare_data(self._recipe, self._folder / "data", self._progress.note)
+            recipe = self._recipe
             model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
+            recipe = self._recipe = prepare_data(recipe, model, self._folder / "data", self._progress.note)
         cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
         for note in self._beginning.notes:
             self._progress.note(note)
@@ -212,7 +210,7 @@ class Training:
         options = self._recipe.evaluation
         request = RunEvaluation(name=name, options=options, limits=self._limits(options.limits))
         figures = (await self._ask(port, request)).figures
-        low, high = _accuracy_interval(figures)
+        low, high = accuracy_interval(figures)
         self._summary["stages"].append(
             {
                 "name": name,
@@ -266,7 +264,7 @@ class Training:
                 self._progress.note(text)
                 self._summary["set_aside"].append(text)
         if report.kind == "evaluation":
-            low, high = _accuracy_interval(figures)
+            low, high = accuracy_interval(figures)
             figures |= {"accuracy_low": low, "accuracy_high": high}
             self._progress.note(
                 f"held-out accuracy after {report.stage}: {figures['accuracy']:.1%} ({low:.1%} to {high:.1%}), "
@@ -333,8 +331,3 @@ def _pass_on(relay: asyncio.Task[None], standing: Standing) -> None:
     """A run whose figures can't be written, or whose director is lost, must not go on unseen."""
     if not relay.cancelled() and (error := relay.exception()) is not None:
         standing.end(error)
-
-
-def _accuracy_interval(figures: Figures) -> Interval:
-    """Of an evaluation."""
-    return wilson_interval(figures["correct"] or 0.0, round(figures["asked"] or 0.0))

@@ -13,8 +13,11 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from policies.trajectory import Problem
+
+Level = Literal[1, 2]
 
 
 def is_held_out(number: int) -> bool:
@@ -30,7 +33,7 @@ class Family:
     """One kind of problem. Texts and expressions are format strings over the operands a, b, c."""
 
     name: str
-    level: int
+    level: Level
     """1: two operands, 2: three operands or larger results."""
     digits: dict[str, int]
     """Operand -> how many digits it has."""

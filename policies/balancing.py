@@ -49,6 +49,16 @@ def most_promised(options: BalancerOptions) -> float | None:
             return None
 
 
+def longest_lease(options: BalancerOptions, kv_tokens: int, block_tokens: int) -> int:
+    """Tokens of the longest rollout that may have a lease, on a generator with so many tokens of KV in such blocks.
+
+    An engine rounds `kv_tokens` up to whole blocks, and a lease takes whole ones.
+    """
+    promised = most_promised(options)
+    share = 1.0 - options.headroom if promised is None else min(1.0, promised)
+    return int(-(-kv_tokens // block_tokens) * share) * block_tokens
+
+
 class Wish(Record):
     """A rollout that wants to start."""
 

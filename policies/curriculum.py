@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from policies.arithmetic import Posed, make_problem
+from policies.arithmetic import Level, Posed, make_problem
 from policies.data_options import DatasetOptions
 from policies.options import Options
 from policies.trajectory import Problem
@@ -23,7 +23,7 @@ class ProblemOptions(Options):
 
     source: Literal["arithmetic", "dataset"] = "arithmetic"
     """`arithmetic`: made from a seed by `policies.arithmetic`. `dataset`: those of `dataset`."""
-    levels: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2)
+    levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (1, 2)
     """Of arithmetic problems."""
     dataset: DatasetOptions | None = None
     seed: int = 0

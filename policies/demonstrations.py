@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from env.tool_call import PYTHON_TOOL, ToolName, ToolResult
 from policies import tokens
@@ -30,9 +33,9 @@ BROKEN = ("print({expression}", "show({expression})")
 class HabitOptions(Options):
     """How sloppy the demonstrations are."""
 
-    mistakes: float = 1.0
+    mistakes: Annotated[float, Field(ge=0)] = 1.0
     """Scales how often each family's mistaken operators are shown."""
-    failing_calls: float = 0.4
+    failing_calls: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Share of demonstrations whose first call fails and is then mended."""
 
 

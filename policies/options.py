@@ -6,17 +6,36 @@ otherwise.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from env.tool_call import Limits
 
+INTEGER_BITS = 64
+"""Of a whole number, sign included: TOML promises no more, and messages between actors carry no more."""
+
 
 class Options(BaseModel):
-    """Base of all options: frozen, and an unknown key is an error that names it."""
+    """Base of all options: frozen; an unknown key, and a number that is none, is an error that names it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Neither `nan` nor `true` is a number, and `inf` only where a field says so: there it takes a bound away.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _numbers_are_numbers(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(data)
+        for name, value in made if isinstance(data, dict) else ():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if isinstance(data.get(name), bool):
+                raise ValueError(f"{name} = {data[name]}, but it is a number; give one")
+            if isinstance(value, int) and value.bit_length() >= INTEGER_BITS:
+                raise ValueError(f"{name} = {value} has more than {INTEGER_BITS} bits; give a smaller number")
+        return made
 
 
 class ResamplingOptions(Options):
@@ -34,6 +53,8 @@ class ResamplingOptions(Options):
     minimum_negatives: Annotated[int, Field(ge=0)] = 0
 
 
+Bound = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+"""From above; `inf` bounds nothing."""
 AdvantageRule = Literal["standardised", "centred", "leave_one_out"]
 Denominator = Literal["batch_tokens", "group_tokens", "sequences", "constant"]
 ObjectiveName = Literal["grpo_roc", "grpo", "dr_grpo", "rloo", "gspo", "cispo"]
@@ -70,7 +91,7 @@ class ObjectiveOptions(Options):
     """`pessimistic`: min(ratio * A, clipped ratio * A), as PPO has it. `clipped_weight`: the clipped ratio, without
     gradient, times A times the log-probability."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    clip_high: Bound = 0.28
     advantage: AdvantageRule = "standardised"
     """`standardised`: (r - mean) / std of the group. `centred`: r - mean. `leave_one_out`: r - mean of the others."""
     denominator: Denominator = "batch_tokens"
@@ -78,9 +99,9 @@ class ObjectiveOptions(Options):
     `sequences`: the mean of each sequence, then over sequences. `constant`: `constant_tokens` for each sequence."""
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
     """Of `denominator = "constant"`; by default the stage's `limits.max_tokens`."""
-    importance_cap: Annotated[float, Field(gt=0)] | None = None
+    importance_cap: Bound | None = None
     """Truncated importance sampling between engine and learner log-probabilities: the cap, or off."""
-    importance_band: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = None
+    importance_band: tuple[Annotated[float, Field(ge=0)], Bound] | None = None
     """Masked importance sampling: tokens whose importance weight is outside (low, high) learn nothing."""
     importance_level: Literal["token", "sequence", "geometric"] = "token"
     """Whose weight that is: each token's, the product over its sequence, or the geometric mean over it."""
@@ -95,7 +116,8 @@ class ObjectiveOptions(Options):
     def _parts_of_the_named_objective(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return OBJECTIVES.get(data.get("name", "grpo_roc"), {}) | data  # an unknown name is the field's own error
+        named = data.get("name", "grpo_roc")  # one that is unknown, or no text, is the field's own error
+        return next((parts for name, parts in OBJECTIVES.items() if name == named), {}) | data
 
     @model_validator(mode="after")
     def _band_is_one(self) -> ObjectiveOptions:
@@ -163,9 +185,9 @@ class OptimiserOptions(Options):
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warm-up; `cosine` decays to zero at the stage's last step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     muon: MuonOptions | None = None
-    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    gradient_clip: Bound = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
     """Tokens of packed sequences per forward and backward pass; gradients accumulate over the passes of a step."""

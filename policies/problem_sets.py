@@ -7,6 +7,7 @@ sets' pages on the Hugging Face hub.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -43,8 +44,13 @@ class ProblemSet:
 
 
 def text(row: Row, column: str) -> str:
-    """The text in a column; a number counts as its text. Raises `RowUnusable` if it is empty or neither."""
+    """The text in a column; a number counts as its text. Raises `RowUnusable` if it is empty or neither.
+
+    A number that is not finite is what libraries write where there was none.
+    """
     value = row.get(column)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowUnusable(f"column {column!r} holds {value}, which is no number; give text, or leave the row out")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowUnusable(f"column {column!r} holds {value!r:.80}; it must be text")
     if not (stripped := str(value).strip()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from policies.curriculum import ProblemOptions
 from policies.data_options import ChatDataOptions
@@ -33,14 +33,24 @@ class FineTuningOptions(Options):
     batch: Annotated[int, Field(ge=1)] = 96
     """Demonstrations per optimiser step."""
     data: tuple[ChatDataOptions, ...] = ()
-    """Chats to imitate, all sets mixed; none: demonstrations are made, and the fields below say how. Chats longer than
-    `limits.max_tokens` are left out and counted."""
+    """Chats to imitate, all sets mixed; none: demonstrations are made, and the fields below say how. Dialogues longer
+    than `limits.max_tokens` are left out and counted."""
     demonstrations: Annotated[int, Field(ge=1)] = 4096
     """How many distinct ones are made."""
     habits: HabitOptions = HabitOptions()
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()
     optimiser: OptimiserOptions = OptimiserOptions()
+
+    @field_validator("problems")
+    @classmethod
+    def _demonstrations_can_be_made(cls, problems: ProblemOptions) -> ProblemOptions:
+        if problems.source != "arithmetic":
+            raise ValueError(
+                f"source is {problems.source!r}, but demonstrations are made of arithmetic problems alone; leave "
+                "`problems` out, and give chats that show how the data set's problems are solved in `data`"
+            )
+        return problems
 
 
 class ReinforcementOptions(Options):
@@ -120,6 +130,27 @@ class ReinforcementOptions(Options):
             )
         return resampling if "rule" in resampling.model_fields_set else resampling.model_copy(update={"rule": "none"})
 
+    @model_validator(mode="after")
+    def _parts_of_the_objective_are_in_use(self) -> ReinforcementOptions:
+        objective = self.objective
+        if objective.constant_tokens is not None and objective.denominator != "constant":
+            raise ValueError(
+                f"objective.constant_tokens = {objective.constant_tokens} is divided by only with "
+                f'objective.denominator = "constant", which is {objective.denominator!r}; set that, or leave it out'
+            )
+        if objective.importance_level != "token" and not objective.corrects_mismatch:
+            raise ValueError(
+                f"objective.importance_level = {objective.importance_level!r} says whose weight is cut or masked, but "
+                "neither importance_cap nor importance_band is given; give one, or leave it out"
+            )
+        least = self.resampling.minimum_positives + self.resampling.minimum_negatives
+        if least > self.group:
+            raise ValueError(
+                f"resampling.minimum_positives and minimum_negatives are {least} together, but only group = "
+                f"{self.group} rollouts are kept; lower them"
+            )
+        return self
+
     @property
     def sampled(self) -> int:
         """Rollouts sampled for each problem."""
@@ -138,3 +169,9 @@ class EvaluationOptions(Options):
     temperature: Annotated[float, Field(ge=0)] = 0.6
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluationOptions:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(f"samples = {self.samples}, but at temperature = 0 they are all the same; make it 1")
+        return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from policies.options import Options
 
@@ -11,18 +13,18 @@ class VllmOptions(Options):
     """How vLLM is set up. Defaults suit a small model on a CPU."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_sequence_tokens: int = 4096
-    max_running: int = 64
+    max_sequence_tokens: Annotated[int, Field(ge=2)] = 4096
+    max_running: Annotated[int, Field(ge=1)] = 64
     """Sequences that may decode at once (`max_num_seqs`)."""
-    max_step_tokens: int = 2048
+    max_step_tokens: Annotated[int, Field(ge=1)] = 2048
     """Tokens of one engine step, prefill chunks included (`max_num_batched_tokens`). On CPU at least `kv_tokens`: vLLM
     can't chunk the prompt of a seeded request there."""
-    kv_tokens: int | None = None
+    kv_tokens: Annotated[int, Field(ge=1)] | None = None
     """Tokens of KV cache; None lets vLLM take what memory allows. Small values make scheduling matter."""
-    block_tokens: int = 32
+    block_tokens: Annotated[int, Field(ge=1)] = 32
     """Tokens per KV block. vLLM's CPU attention wants multiples of 32."""
     prefix_caching: bool = True
-    least_step_seconds: float = 0.0
+    least_step_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Least time from one step to the next while less than half of `max_running` sequences run.
 
     An engine that shares its cores with sandboxes would otherwise burn them on steps of a few sequences each, and so

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.vllm_options import VllmOptions
-from actors.tokenizer import PromptOptions, load_chat_format
+from actors.tokenizer import PromptOptions
 from env.preflight import check_host
 from env.tool_call import JUPYTER_TOOL, Limits, ToolName
 from orchestration.as_trained import as_trained
-from orchestration.preflight import HostUnfit, longest_sequence, model_shape
+from orchestration.preflight import HostUnfit, longest_sequence, model_shape, usable_chat_format
 from orchestration.recipe import ModelSettings, RecipeError
-from policies.chat_format import ChatFormat, TemplateUnusable
+from policies.chat_format import ChatFormat
 from policies.dialogue import DialogueLimits
 
 MOST_CONTEXT = 8192
@@ -84,7 +84,7 @@ def settle(asked: Asked) -> ChatSettings:
         _check_sandbox()
     return ChatSettings(
         model=asked.model,
-        chat=_chat_format(asked.model, prompt),
+        chat=usable_chat_format(asked.model, prompt),
         limits=limits,
         engine=_engine(asked.model, context),
         temperature=asked.temperature,
@@ -97,21 +97,6 @@ def _check_sandbox() -> None:
     faults: Sequence[str] = [str(problem) for problem in check_host()]
     if faults:
         raise HostUnfit("this machine can't run the model's code; --no-tools chats without:\n  " + "\n  ".join(faults))
-
-
-def _chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
-    from jinja2 import TemplateError
-
-    try:
-        return load_chat_format(str(model), prompt)
-    except TemplateUnusable:
-        raise
-    except TemplateError as error:
-        raise TemplateUnusable(
-            f"the chat template in {model} refuses an answer after a tool's result: {error}; use one that renders it"
-        ) from error
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
 
 
 def _engine(model: Path, context: int) -> VllmOptions:

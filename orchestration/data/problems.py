@@ -41,14 +41,14 @@ def load_problems(options: DatasetOptions) -> Problems:
         raise DataError(f"the set {chosen.name!r} has no place of its own; give the path of a file")
     found = _converted(chosen, source, options)
     if options.integers_only:
-        _leave_out(found, "gold is no integer", lambda problem: as_integer(problem.gold) is not None)
+        leave_out(found, "gold is no integer", lambda problem: as_integer(problem.gold) is not None)
         found.problems = [each.model_copy(update={"gold": as_integer(each.gold)}) for each in found.problems]
     if options.decontaminate:
         overlap = Overlap(each.question for name in options.decontaminate for each in _evaluation_problems(name))
-        _leave_out(found, "overlaps with evaluation data", lambda problem: not overlap.found_in(problem.question))
+        leave_out(found, "overlaps with evaluation data", lambda problem: not overlap.found_in(problem.question))
     if options.keep is not None:
         kept = read_kept(options.keep)
-        _leave_out(found, f"not in {options.keep}", lambda problem: problem.id in kept)
+        leave_out(found, f"not in {options.keep}", lambda problem: problem.id in kept)
     if options.limit is not None:
         found.left_out["over the limit"] += max(0, len(found.problems) - options.limit)
         found.problems = found.problems[: options.limit]
@@ -90,7 +90,7 @@ def _converted(chosen: ProblemSet, source: str, options: DatasetOptions) -> Prob
         places[problem.id] = located.where
         questions[problem.question] = len(found.problems)
         found.problems.append(problem)
-    _leave_out(found, "has two different golds", lambda problem: problem.question not in ambiguous)
+    leave_out(found, "has two different golds", lambda problem: problem.question not in ambiguous)
     return found
 
 
@@ -102,7 +102,8 @@ def _problem(chosen: ProblemSet, located: Located, rng: random.Random) -> Proble
         raise DataError(f"{located.where}: {error}") from error
 
 
-def _leave_out(found: Problems, reason: str, stays: Callable[[Problem], bool]) -> None:
+def leave_out(found: Problems, reason: str, stays: Callable[[Problem], bool]) -> None:
+    """Keep the problems that stay, and count the others under `reason`."""
     kept = [problem for problem in found.problems if stays(problem)]
     if len(kept) < len(found.problems):
         found.left_out[reason] += len(found.problems) - len(kept)

@@ -38,13 +38,18 @@ def read_rows(source: str, *, configs: Sequence[str] = (), split: str = "train")
     path = Path(source)
     if path.is_file():
         yield from _nonempty(_of_file(path), str(path))
-    elif path.exists() or (
-        source.count("/") == 1 and not source.startswith((".", "/")) and path.suffix not in SUFFIXES
-    ):
+    elif path.exists() or may_be_on_the_hub(source):
         for config in configs if configs and not path.exists() else (None,):
             yield from _nonempty(_of_library(source, config, split), source)
     else:
         raise DataError(f"no file at {source}; give a .jsonl, .parquet or .csv file, a folder, or an id such as me/set")
+
+
+def may_be_on_the_hub(source: str) -> bool:
+    """Whether a source that is nowhere on this machine may be an id on the Hugging Face hub."""
+    path = Path(source)
+    looks_like_one = source.count("/") == 1 and not source.startswith((".", "/")) and path.suffix not in SUFFIXES
+    return looks_like_one and not path.exists()
 
 
 def check_columns(located: Located, columns: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestration.metrics import wilson_interval
+from orchestration.metrics import Interval, wilson_interval
+from policies.run_progress import Figures
 
 RESAMPLES = 4000
 
@@ -73,3 +74,14 @@ def over_problems(values: Sequence[float], seed: int = 0) -> Estimate:
     draws = np.random.default_rng(seed).integers(len(data), size=(RESAMPLES, len(data)))
     low, high = np.percentile(data[draws].mean(axis=1), [2.5, 97.5])
     return Estimate(mean, float(low), float(high))
+
+
+def accuracy_interval(figures: Figures) -> Interval:
+    """The 95% interval of an evaluation's accuracy, from what `actors.evaluation` counted."""
+    samples = round(figures["samples"] or 1.0)
+    if samples == 1:
+        return wilson_interval(figures["correct"] or 0.0, round(figures["asked"] or 0.0))
+    shares: list[float] = []
+    for count in range(samples + 1):
+        shares += [count / samples] * round(figures[f"problems_solved_{count}_times"] or 0.0)
+    return Interval(*over_problems(shares)[1:])

@@ -106,7 +106,9 @@ def learner(
 def environment(
     archive: ArchivePath,
     where: Where = None,
-    memory_mib: Annotated[float | None, typer.Option("--memory", help="Memory limit of each call, MiB.")] = None,
+    memory_mib: Annotated[
+        float | None, typer.Option("--memory", min=16, max=1 << 20, help="Memory limit of each call, MiB.")
+    ] = None,
     wall_seconds: Annotated[float | None, typer.Option("--timeout", help="Time limit of each call, seconds.")] = None,
     image: Annotated[
         Path | None, typer.Option(help="Libraries of another image, built by `python -m env.image --libraries`.")

@@ -65,6 +65,21 @@ async def test_broken_programs_of_one_shape_fail_alike(stage: InProcessStage, tm
     assert len(stage_one._failures) == 6, "five expressions of three shapes, each broken in two ways"
 
 
+async def test_dialogues_longer_than_the_limit_are_left_out(stage: InProcessStage, tmp_path: Path) -> None:
+    stage_one = fine_tuning(stage, tmp_path)
+    made = await stage_one._demonstrations(LIMITS)
+    lengths = sorted(sequence.length for sequence in made)
+    stage_one._limits = LIMITS.model_copy(update={"max_tokens": lengths[30]})
+    assert sorted(sequence.length for sequence in stage_one._that_fit(made)) == [
+        length for length in lengths if length <= lengths[30]
+    ]
+    stage_one._limits = LIMITS.model_copy(update={"max_tokens": lengths[0] - 1})
+    with pytest.raises(
+        ValueError, match=f"all 60 dialogues of stages.sft are longer than limits.max_tokens={lengths[0] - 1}"
+    ):
+        stage_one._that_fit(made)
+
+
 async def test_demonstrations_are_as_many_as_asked_and_learn_something(stage: InProcessStage, tmp_path: Path) -> None:
     sequences = await fine_tuning(stage, tmp_path)._demonstrations(LIMITS)
     assert len(sequences) == 60

@@ -45,6 +45,18 @@ def test_plain_output_is_whole_lines_without_control_characters() -> None:
     assert lines[-1].split() == ["|", "rl-1", "|", "12", "|"]
 
 
+def test_a_step_that_is_told_before_its_stage_begins_is_not_shown() -> None:
+    out = io.StringIO()
+    with Progress(out) as progress:
+        progress.update(5, reward_mean=0.4)
+        progress.start_stage("rl-1", 16, done=5)
+        progress.update(6, reward_mean=0.5)
+    assert [line.split("] ")[1].split("  ")[0] for line in out.getvalue().splitlines()] == [
+        "rl-1 goes on after step 5 of 16",
+        "rl-1 6/16",
+    ]
+
+
 def test_plain_output_is_throttled_but_tells_of_the_first_and_the_last_step() -> None:
     out, clock = io.StringIO(), HandClock()
     with Progress(out, plain_every_s=5.0, now=clock) as progress:

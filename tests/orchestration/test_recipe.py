@@ -54,6 +54,35 @@ def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
         ("stages.rl-2.refresh_reference=false", "stages.rl-2.refresh_reference = false keeps the reference"),
         ("name=../escape", "name = '../escape'"),
         ("model.scratch.heads=3", "must be a multiple of heads=3"),
+        ("stages.rl-1.problems.levels=[3]", "stages.rl-1.problems.levels.0 = 3: Input should be 1 or 2"),
+        ("stages.rl-1.optimiser.betas=[0.9, 1.0]", "stages.rl-1.optimiser.betas.1 = 1.0: Input should be less than 1"),
+        ("stages.rl-1.objective.name=[]", "stages.rl-1.objective.name = []: Input should be 'grpo_roc'"),
+        ("stages.rl-1.objective.constant_tokens=9", 'only with objective.denominator = "constant"'),
+        ("stages.rl-1.objective.importance_level=sequence", "neither importance_cap nor importance_band is given"),
+        ("stages.rl-1.resampling.minimum_positives=9", "only group = 8 rollouts are kept"),
+        (
+            'stages.sft.problems={ source = "dataset", dataset = {} }',
+            "stages.sft.problems: source is 'dataset', but demon",
+        ),
+        ("stages.sft.habits.failing_calls=1.5", "stages.sft.habits.failing_calls = 1.5"),
+        ("stages.extra.steps=1", "missing key 'stages.extra.kind'"),
+        ("stages.start.kind=reinforce", "missing key 'stages.start.steps'"),
+        ('stages.start={ kind = "reinforce", steps = 1 }', "stages: 'start' is what evaluations are filed under"),
+        (
+            'stages.evaluation={ kind = "reinforce", steps = 1 }',
+            "stages: 'evaluation' is what evaluations are filed under",
+        ),
+        ('stages.a/b={ kind = "reinforce", steps = 1 }', "stages.a/b = 'a/b': String should match pattern"),
+        ('stages.fine_tune={ kind = "fine_tune", steps = 0 }', "stages.fine_tune.steps = 0"),
+        (
+            "simulation.workloads.rl-1={ cut = 0.9 }",
+            "simulation.workloads.rl-1.cut = 0.9: Input should be less than 0.5",
+        ),
+        ("simulation.workloads.rl-9=rstar2-stage-1", "simulation.workloads.rl-9: there is no such stage"),
+        ("balancer.headroom=0.99", "of which balancer.headroom=0.99 lets a rollout have 96"),
+        ('tools=["jupyter_code", "jupyter_code"]', "tools: jupyter_code, jupyter_code: give each tool once"),
+        ("evaluation={ temperature = 0, samples = 4 }", "evaluation: samples = 4, but at temperature = 0"),
+        ("seed=" + "9" * 5000, "seed = '99999"),
         ("seed", "is not of the form a.b=value"),
         ("seed.x=1", "'seed' is a value, not a table"),
     ],
@@ -82,6 +111,9 @@ def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path: Path) -> None:
         load_recipe(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        load_recipe(broken)
+    broken.write_text("name = " + "[" * 3000)
     with pytest.raises(RecipeError, match="is not valid TOML"):
         load_recipe(broken)
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestration.cli import app
 from orchestration.metrics import JsonlMetrics, Record, wilson_interval
 from orchestration.plot_frame import stretches
 from orchestration.plots import draw_all
+from orchestration.recipe import RecipeError
 from orchestration.report import render, write_report
 from orchestration.report_source import read_run
 
@@ -217,6 +220,13 @@ def test_metrics_with_a_broken_line_are_named(run_folder: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="nowhere"):
         write_report(tmp_path / "nowhere")
+
+
+def test_a_folder_that_holds_no_run_gets_no_report(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a run")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(done.exception, RecipeError) and f"no run at {tmp_path}" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_what_comes_from_the_folder_is_text_and_never_markup(run_folder: Path) -> None:

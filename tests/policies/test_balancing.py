@@ -1,8 +1,18 @@
 """What each strategy does, by example."""
 
+from typing import get_args
+
 import pytest
 
-from policies.balancing import BalancerOptions, Capacity, Strategy, StrategyName, Unplaceable, Wish
+from policies.balancing import (
+    BalancerOptions,
+    Capacity,
+    Strategy,
+    StrategyName,
+    Unplaceable,
+    Wish,
+    longest_lease,
+)
 from policies.balancing_strategies import WorstCase, make_strategy
 
 
@@ -88,6 +98,17 @@ def test_headroom_is_never_promised() -> None:
     for index in range(20):
         balancing.wish(wish(f"r{index}", 128))
     assert sum(lease.reserve for lease in balancing.grants()) == 512
+
+
+@pytest.mark.parametrize("name", get_args(StrategyName))
+@pytest.mark.parametrize("headroom", [0.0, 0.25, 0.875])
+def test_the_longest_lease_is_the_longest_wish_that_a_strategy_takes(name: StrategyName, headroom: float) -> None:
+    options = BalancerOptions(strategy=name, headroom=headroom, coefficient=0.5)
+    longest = longest_lease(options, kv_tokens=500, block_tokens=32)
+    holder = capacity("a", tokens=512).model_copy(update={"max_sequence_tokens": 4096})
+    named(name, holder, headroom=headroom, coefficient=0.5).wish(wish("r", longest))
+    with pytest.raises(Unplaceable):
+        named(name, holder, headroom=headroom, coefficient=0.5).wish(wish("r", longest + 1))
 
 
 def test_a_new_incarnation_holds_nothing_of_the_old_one() -> None:

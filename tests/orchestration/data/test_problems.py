@@ -113,6 +113,12 @@ def test_gpqa_choices_are_shuffled_by_the_seed_and_the_gold_goes_along(tmp_path:
         assert f"{problem.gold}. right" in problem.question
 
 
+@pytest.mark.parametrize("gold", [float("nan"), float("inf")])
+def test_a_gold_that_some_library_wrote_for_none_is_refused(tmp_path: Path, gold: float) -> None:
+    with pytest.raises(DataError, match=r"line 1: column 'answer' holds (nan|inf), which is no number"):
+        load(tmp_path, "plain", [{"question": "What is 0 / 0?", "answer": gold}])
+
+
 def test_integers_only_leaves_out_the_rest_and_writes_golds_plainly(tmp_path: Path) -> None:
     rows = [{"question": f"{gold}?", "answer": gold} for gold in ("1,000", "1/2", "-7", "x", "3.0", "45^\\circ")]
     assert [each.gold for each in load(tmp_path, "plain", rows, integers_only=True)] == ["1000", "-7", "3", "45"]

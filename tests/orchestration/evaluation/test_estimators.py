@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.evaluation.estimators import Vote, majority, over_problems, pass_at_k
+from orchestration.evaluation.estimators import (
+    Vote,
+    accuracy_interval,
+    majority,
+    over_problems,
+    pass_at_k,
+)
 from orchestration.metrics import wilson_interval
+from policies.run_progress import Figures
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
@@ -65,3 +72,18 @@ def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
 
 def test_all_right_has_wilson_s_interval() -> None:
     assert over_problems([1.0] * 20)[1:] == tuple(wilson_interval(20, 20))
+
+
+def test_samples_of_a_problem_that_all_say_the_same_make_nothing_surer() -> None:
+    once: Figures = {"samples": 1.0, "asked": 40.0, "correct": 20.0}
+    again: Figures = {"samples": 4.0, "asked": 160.0, "correct": 80.0, "problems_solved_0_times": 20.0}
+    again |= {f"problems_solved_{count}_times": 0.0 for count in (1, 2, 3)} | {"problems_solved_4_times": 20.0}
+    assert accuracy_interval(again) == accuracy_interval(once) == wilson_interval(20, 40)
+
+
+def test_samples_that_differ_have_the_bootstrap_s_interval() -> None:
+    figures: Figures = {"samples": 2.0, "asked": 60.0, "correct": 34.0}
+    figures |= {"problems_solved_0_times": 6.0, "problems_solved_1_times": 14.0, "problems_solved_2_times": 10.0}
+    estimate = over_problems([0.0] * 6 + [0.5] * 14 + [1.0] * 10)
+    assert accuracy_interval(figures) == estimate[1:]
+    assert estimate.low < 34 / 60 < estimate.high

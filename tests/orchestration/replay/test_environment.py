@@ -80,6 +80,13 @@ def test_a_lowered_memory_limit_is_detected(run: Path) -> None:
     assert codes(told, unexpected=True) == {PROGRAMS["large"]}
 
 
+@pytest.mark.parametrize("memory", ["nan", "inf", "-1"])
+def test_a_memory_limit_that_is_none_is_refused(tmp_path: Path, memory: str) -> None:
+    done = CliRunner().invoke(app, ["replay", "environment", str(tmp_path), "--memory", memory])
+    assert done.exit_code == 2
+    assert "'--memory'" in done.output
+
+
 @pytest.mark.slow
 def test_one_altered_output_is_detected_and_named(tmp_path: Path, trajectories: dict[str, Trajectory]) -> None:
     changed = trajectories | {"sum": altered(trajectories["sum"], stdout="43\n")}
