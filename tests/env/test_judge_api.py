@@ -6,6 +6,7 @@ The cases are those of its `tests/test_main.py`: each on `/run` and on `/judge`,
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -214,6 +215,16 @@ async def test_what_is_no_submission_is_refused_with_the_field(judge: httpx.Asyn
     ):
         response = await judge.post(path, json=body)
         assert response.status_code == 422 and field in response.json()["detail"][0]["loc"]
+
+
+async def test_an_id_that_is_no_text_comes_back_as_it_came(judge: httpx.AsyncClient):
+    half = "\ud800"  # of a surrogate pair: JSON can escape it, UTF-8 can't encode it
+    submissions = [{**python("print('ä')"), "sub_id": half}, {"type": half, "solution": ""}]
+    content = json.dumps({"sub_id": half, "submissions": submissions})
+    response = await judge.post("/run/batch", content=content, headers={"content-type": "application/json"})
+    answer = response.json()
+    assert (answer["sub_id"], answer["results"][0]["sub_id"], answer["results"][0]["stdout"]) == (half, half, "ä\n")
+    assert answer["results"][1]["reason"] == "invalid_input"
 
 
 async def test_the_openapi_page_describes_every_path(judge: httpx.AsyncClient):
