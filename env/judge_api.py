@@ -149,8 +149,8 @@ def _fields(result: RunResult, extended: bool, left_out: frozenset[str]) -> dict
 
 
 class _AsciiJson(JSONResponse):
-    """Whatever is not ASCII is escaped: ids come back as they came, and a JSON string may hold half of a surrogate pair,
-    which UTF-8 can't say."""
+    """Whatever is not ASCII is escaped: ids come back as they came, and those may hold half of a surrogate pair, which
+    UTF-8 can't say."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
