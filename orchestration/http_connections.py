@@ -1,0 +1,78 @@
+"""Connections to a tool server, which anybody who reaches its port can open, with a token or without.
+
+Invariants:
+- what is held for a connection before its request's head is there whole is bounded in bytes and in time;
+- a peer that has gone without a word, or does not read its answer, is noticed: its programs end, its memory comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 64 << 10
+"""Of a request's line and headers, give or take what arrives at once."""
+HEAD_WITHIN_S = 30.0
+"""From the connection, or the first byte of a later request, to the end of the head."""
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays. Longer than clients keep theirs (httpx 5 s, aiohttp 15 s): whoever sends while the
+other side closes loses the request."""
+SILENT_AFTER_S = 30
+"""Idle seconds after which the kernel asks a peer whether it is there."""
+DEAD_AFTER_S = 120
+"""How long a peer may leave what was sent to it unread, or such a question unanswered."""
+
+
+def set_limits(listener: socket.socket, dead_after_s: float = DEAD_AFTER_S) -> None:
+    """Have the kernel close connections whose peers are gone or don't read; accepted ones inherit it (tcp(7))."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_AFTER_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_AFTER_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """Closes a connection whose request's head is too long or too slow. uvicorn bounds neither."""
+
+    head_within_s = HEAD_WITHIN_S
+    _head_bytes = 0
+    _too_slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._lacks_head():
+            self._stop_waiting()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's line and headers hold more than {HEAD_BYTES} bytes.")
+        elif self._too_slow is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _lacks_head(self) -> bool:
+        """Whether the next request has yet to begin or to say what it is; not while the body of one is coming."""
+        return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+
+    def _await_head(self) -> None:
+        self._too_slow = self.loop.call_later(self.head_within_s, self._close)
+
+    def _stop_waiting(self) -> None:
+        self._head_bytes = 0
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
+
+    def _close(self) -> None:
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            self.transport.close()
