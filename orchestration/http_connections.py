@@ -21,6 +21,9 @@ KEEP_ALIVE_S = 75
 other side closes loses the request."""
 SILENT_AFTER_S = 30
 """Idle seconds after which the kernel asks a peer whether it is there."""
+TURNED_AWAY = 4 / 3
+"""Connections, as a multiple of those that are served, beyond which further ones are closed unheard. Those between are
+told 503; but who says nothing can't be told anything, and takes a descriptor that a program may need."""
 DEAD_AFTER_S = 120
 """How long a peer may leave what was sent to it unread, or such a question unanswered."""
 
@@ -34,7 +37,8 @@ def set_limits(listener: socket.socket, dead_after_s: float = DEAD_AFTER_S) -> N
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """Closes a connection whose request's head is too long or too slow. uvicorn bounds neither."""
+    """Closes a connection whose request's head is too long or too slow, and those that are far too many. uvicorn bounds
+    none of that: its `limit_concurrency` is for requests whose head is there."""
 
     head_within_s = HEAD_WITHIN_S
     _head_bytes = 0
@@ -42,7 +46,10 @@ class BoundedHeads(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._await_head()
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency * TURNED_AWAY:
+            transport.close()
+        else:
+            self._await_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -26,7 +26,7 @@ from env.judge_api import judge_app
 from env.judge_queue import JudgeQueue
 from env.preflight import check_host
 from env.tool_call import Limits
-from orchestration.http_connections import KEEP_ALIVE_S, BoundedHeads, set_limits
+from orchestration.http_connections import KEEP_ALIVE_S, TURNED_AWAY, BoundedHeads, set_limits
 from orchestration.recipe import RecipeError
 
 BACKLOG = 4096
@@ -143,7 +143,8 @@ async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None
 
 
 def _most_connections(options: ServeOptions) -> int:
-    """Those beyond are told 503. Raises `RecipeError` if there are descriptors for none."""
+    """Those beyond are told 503, and there are descriptors for all until they are turned away. Raises `RecipeError` if
+    there are for none."""
     allowed = allow_descriptors()
     kept = OWN_DESCRIPTORS + WORKER_DESCRIPTORS * options.workers
     if kept >= allowed:
@@ -151,7 +152,7 @@ def _most_connections(options: ServeOptions) -> int:
             f"this process may have {allowed} files open, and its {options.workers} workers need {kept}: "
             "take fewer --cores, or raise the hard limit (`ulimit -Hn`)"
         )
-    return allowed - kept
+    return int((allowed - kept) / TURNED_AWAY)
 
 
 @contextlib.contextmanager

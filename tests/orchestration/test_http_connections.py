@@ -81,6 +81,22 @@ async def test_a_head_without_an_end_is_refused():
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
 
 
+async def test_silent_connections_do_not_take_more_descriptors_than_they_may():
+    async with serving(_app(), BoundedHeads, most_connections=3) as (host, port), asyncio.timeout(20):
+        silent = [await asyncio.open_connection(host, port) for _ in range(10)]
+        for reader, _ in silent[4:]:
+            assert await reader.read() == b""
+        silent[0][1].write(GET + b"\r\n")
+        assert await answered(silent[0][0]) == b"HTTP/1.1 503 Service Unavailable"
+        silent[1][1].close()
+        silent[2][1].close()
+        await asyncio.sleep(0.1)  # the server learns of it
+        silent[3][1].write(GET + b"\r\n")
+        assert await answered(silent[3][0]) == b"HTTP/1.1 200 OK"
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_a_peer_that_does_not_read_is_given_up():
     lost: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
 

@@ -29,11 +29,18 @@ async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, protocol: type[asyncio.Protocol] | Literal["auto"] = "auto"
+    app: FastAPI, protocol: type[asyncio.Protocol] | Literal["auto"] = "auto", most_connections: int | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """Where `app` is served: host and port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, http=protocol, log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=most_connections,
+        )
         server = _Server(config)
         running = asyncio.create_task(server.serve([listener]))
         try:
