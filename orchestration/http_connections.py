@@ -2,15 +2,18 @@
 
 Invariants:
 - what is held for a connection before its request's head is there whole is bounded in bytes and in time;
-- a peer that has gone without a word, or does not read its answer, is noticed: its programs end, its memory comes back.
+- a peer that has gone without a word, or does not read its answer, is noticed: its programs end, its memory comes back;
+- when a connection ends, each request of it that is not answered learns of it, pipelined ones too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 64 << 10
 """Of a request's line and headers, give or take what arrives at once."""
@@ -36,13 +39,18 @@ def set_limits(listener: socket.socket, dead_after_s: float = DEAD_AFTER_S) -> N
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
 
 
-class BoundedHeads(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """Closes a connection whose request's head is too long or too slow, and those that are far too many. uvicorn bounds
     none of that: its `limit_concurrency` is for requests whose head is there."""
 
     head_within_s = HEAD_WITHIN_S
-    _head_bytes = 0
-    _too_slow: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_bytes = 0
+        self._too_slow: asyncio.TimerHandle | None = None
+        self._overtaken: deque[RequestResponseCycle] = deque()
+        """Requests not answered when the next one came: uvicorn tells only the last that its peer has gone."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -62,8 +70,19 @@ class BoundedHeads(HttpToolsProtocol):
         elif self._too_slow is None:
             self._await_head()
 
+    def on_headers_complete(self) -> None:
+        while self._overtaken and self._overtaken[0].response_complete:
+            self._overtaken.popleft()
+        before = self.cycle
+        super().on_headers_complete()
+        if before is not None and before is not self.cycle and not before.response_complete:
+            self._overtaken.append(before)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        for cycle in self._overtaken:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def _lacks_head(self) -> bool:

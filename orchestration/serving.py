@@ -26,7 +26,7 @@ from env.judge_api import judge_app
 from env.judge_queue import JudgeQueue
 from env.preflight import check_host
 from env.tool_call import Limits
-from orchestration.http_connections import KEEP_ALIVE_S, TURNED_AWAY, BoundedHeads, set_limits
+from orchestration.http_connections import KEEP_ALIVE_S, TURNED_AWAY, BoundedConnection, set_limits
 from orchestration.recipe import RecipeError
 
 BACKLOG = 4096
@@ -127,7 +127,7 @@ async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None
             await _serve(
                 uvicorn.Config(
                     app,
-                    http=BoundedHeads,
+                    http=BoundedConnection,
                     ws="none",
                     log_level="warning",
                     access_log=False,

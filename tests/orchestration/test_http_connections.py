@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI, Request
 
-from orchestration.http_connections import HEAD_BYTES, BoundedHeads, set_limits
+from orchestration.http_connections import HEAD_BYTES, BoundedConnection, set_limits
 from tests.support.judge_server import serving
 
 GET = b"GET /ping HTTP/1.1\r\nhost: here\r\n"
 
 
-class Impatient(BoundedHeads):
+class Impatient(BoundedConnection):
     head_within_s = 0.1
 
 
@@ -34,7 +34,7 @@ def _app() -> FastAPI:
 
 
 @asynccontextmanager
-async def connected(protocol: type[BoundedHeads]):
+async def connected(protocol: type[BoundedConnection]):
     async with serving(_app(), protocol) as (host, port), asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(host, port)
         yield reader, writer
@@ -74,7 +74,7 @@ async def test_a_body_may_take_longer_than_a_head():
 
 
 async def test_a_head_without_an_end_is_refused():
-    async with connected(BoundedHeads) as (reader, writer):
+    async with connected(BoundedConnection) as (reader, writer):
         writer.write(GET + b"x: ")
         for _ in range(4):
             writer.write(b"y" * HEAD_BYTES)
@@ -82,7 +82,7 @@ async def test_a_head_without_an_end_is_refused():
 
 
 async def test_silent_connections_do_not_take_more_descriptors_than_they_may():
-    async with serving(_app(), BoundedHeads, most_connections=3) as (host, port), asyncio.timeout(20):
+    async with serving(_app(), BoundedConnection, most_connections=3) as (host, port), asyncio.timeout(20):
         silent = [await asyncio.open_connection(host, port) for _ in range(10)]
         for reader, _ in silent[4:]:
             assert await reader.read() == b""
@@ -95,6 +95,24 @@ async def test_silent_connections_do_not_take_more_descriptors_than_they_may():
         assert await answered(silent[3][0]) == b"HTTP/1.1 200 OK"
         for _, writer in silent:
             writer.close()
+
+
+async def test_each_of_the_requests_of_a_lost_connection_learns_of_it():
+    app, begun, gone = FastAPI(), asyncio.Event(), asyncio.Event()
+
+    @app.get("/wait")
+    async def wait(request: Request) -> None:
+        begun.set()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async with serving(app, BoundedConnection) as (host, port), asyncio.timeout(20):
+        _, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: here\r\n\r\n" * 2)
+        await begun.wait()
+        writer.close()
+        await gone.wait()
 
 
 async def test_a_peer_that_does_not_read_is_given_up():

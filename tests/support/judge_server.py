@@ -40,6 +40,7 @@ async def serving(
             access_log=False,
             lifespan="off",
             limit_concurrency=most_connections,
+            timeout_graceful_shutdown=10,
         )
         server = _Server(config)
         running = asyncio.create_task(server.serve([listener]))
