@@ -128,7 +128,6 @@ async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None
                 uvicorn.Config(
                     app,
                     http=BoundedConnection,
-                    ws="none",
                     log_level="warning",
                     access_log=False,
                     lifespan="off",
