@@ -18,7 +18,9 @@ from pathlib import Path
 
 import uvicorn
 
+from env import cgroups
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler, Runs
+from env.cgroup_hierarchy import find_hierarchy
 from env.descriptors import allow_descriptors
 from env.image import Image
 from env.interpreters import Interpreters
@@ -212,6 +214,7 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         for index in range(options.environments)
     ]
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(_sweep, [str(part.arguments["run_id"]) for part in parts])
         try:
             await stack.enter_async_context(stage)
             libraries = Image().libraries
@@ -222,6 +225,13 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         except (ActorStartFailed, FolderNotCarried, ValueError) as error:
             raise RecipeError(f"the environments can't be started: {error}") from error
         yield EnvironmentPool(stage.port, environments)
+
+
+def _sweep(run_ids: list[str]) -> None:
+    """Remove what killed environments left on this machine: those in their places may not have come so far."""
+    if (hierarchy := find_hierarchy()) is not None:
+        for run_id in run_ids:
+            cgroups.sweep(run_id, hierarchy)
 
 
 class _Server(uvicorn.Server):

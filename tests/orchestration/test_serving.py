@@ -98,6 +98,7 @@ async def test_over_ray_it_survives_the_death_of_an_environment():
             assert [(each["run_success"], each["stdout"]) for each in results] == [(True, f"{n}\n") for n in range(8)]
         process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(process.wait, 60) == 130
+        assert list(cgroups_of(victim)) == []
 
 
 def environment_processes(server_pid: int) -> list[int]:
