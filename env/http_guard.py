@@ -2,13 +2,14 @@
 
 Invariants:
 - with a token, nothing but `/ping` is served without it; the comparison takes the same time whatever was sent;
-- the bodies of all requests that are not answered yet are bounded together, and each of them alone.
+- the bodies of all requests that are not answered yet are bounded together, and each of them alone;
+- a body that does not come does not hold what has come of it for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
 import hmac
 import json
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/ping"})
+PIECE_WITHIN_S = 60.0
+"""How long a client may send nothing of a body that it has begun."""
 
 
 class Guard:
@@ -27,10 +30,13 @@ class Guard:
             (`http://any:TOKEN@host/`, which clients that know nothing of tokens send by themselves); none if empty.
         body_bytes: most that one request may hold.
         all_bodies_bytes: most that all requests under way may hold together.
+        piece_within_s: how long a client may send nothing of a body that it has begun.
     """
 
-    def __init__(self, app: ASGIApp, token: str, body_bytes: int, all_bodies_bytes: int) -> None:
-        self._app, self._token = app, token
+    def __init__(
+        self, app: ASGIApp, token: str, body_bytes: int, all_bodies_bytes: int, piece_within_s: float = PIECE_WITHIN_S
+    ) -> None:
+        self._app, self._token, self._piece_within_s = app, token.encode(), piece_within_s
         self._body_bytes, self._all_bodies_bytes = body_bytes, all_bodies_bytes
         self._held = 0
 
@@ -48,7 +54,10 @@ class Guard:
             return
         body = bytearray()
         try:
-            async for piece in _pieces(receive):
+            async for piece in _pieces(receive, self._piece_within_s):
+                if piece is None:
+                    await _refuse(send, 408, f"Nothing came of the request for {self._piece_within_s:g} seconds.")
+                    return
                 body += piece
                 self._held += len(piece)
                 if len(body) > self._body_bytes:
@@ -66,23 +75,29 @@ class Guard:
         return f"The request holds more than {self._body_bytes} bytes; send smaller batches."
 
     def _has_token(self, authorization: str) -> bool:
-        kind, _, value = authorization.partition(" ")
+        kind, _, text = authorization.partition(" ")
+        value = text.encode("latin-1")  # the bytes that were sent
         if kind.lower() == "basic":
             try:
-                value = base64.b64decode(value, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+                value = base64.b64decode(value, validate=True).partition(b":")[2]
+            except ValueError:
                 return False
         elif kind.lower() != "bearer":
             return False
-        return hmac.compare_digest(value.strip().encode(), self._token.encode())
+        return hmac.compare_digest(value.strip(), self._token)
 
 
-async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
-    """A request's body as it arrives. What a client that has gone away sent of it is not told from a whole one: nobody
-    reads the answer."""
+async def _pieces(receive: Receive, within_s: float) -> AsyncIterator[bytes | None]:
+    """A request's body as it arrives; None, and no more, if nothing arrives in time. What a client that has gone away
+    sent of it is not told from a whole one: nobody reads the answer."""
     more = True
     while more:
-        message = await receive()
+        try:
+            async with asyncio.timeout(within_s):
+                message = await receive()
+        except TimeoutError:
+            yield None
+            return
         more = message.get("more_body", False)
         yield message.get("body", b"")
 

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Sequence
 
 from env import preload
+from env.descriptors import allow_descriptors
 from env.image import Image
 from env.isolation import Isolation, IsolationKind, Running, SandboxDescription
 from env.jail_per_call import JailPerCall
@@ -182,11 +183,13 @@ class Interpreters:
         return Sessions(rooms, self._session_options, self._workers)
 
     def _make_rooms(self) -> Rooms:
+        allow_descriptors()
         if self.isolation_kind == "jail-per-call":
             return JailRooms(self._image, self._run_id)
         return ZygoteRooms(self._image, self._run_id, self._preloaded, self._recycle_after)
 
     def _make_isolation(self) -> Isolation:
+        allow_descriptors()
         if self.isolation_kind == "jail-per-call":
             return JailPerCall(self._image, self._workers, self._run_id)
         return Zygotes(self._image, self._workers, self._run_id, self._preloaded, self._recycle_after)

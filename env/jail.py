@@ -49,6 +49,9 @@ ZYGOTE_BOOTSTRAP = (
 BOOTSTRAP = f"import marshal,posix;exec(marshal.loads(posix.pread({RUNNER},1<<20,0)))"
 """The runner comes as a marshalled code object: no file to mount, none to compile at each call."""
 
+ZYGOTE_DESCRIPTORS = 2 * seccomp.LOWEST_FOR_SETNS
+"""RLIMIT_NOFILE of a jail of zygotes; nsjail fails where the host's hard limit is lower."""
+
 
 def compiled(module: ModuleType) -> CodeType:
     """What a jail's interpreter runs of a module of ours; tracebacks tell it from what users wrote by its name."""
@@ -157,7 +160,7 @@ def zygote_jail_config(image: Image, ids: UserIds, *, staged_root: Path | None, 
     config.exec_bin = _python(image, ZYGOTE_BOOTSTRAP)
     config.mount = [*_root_mounts(image, staged_root), _scratch("size=4096,nr_inodes=2,mode=755")]
     config.rlimit_as_type = config.rlimit_fsize_type = RLimitType.HARD
-    config.rlimit_nofile = 2 * seccomp.LOWEST_FOR_SETNS
+    config.rlimit_nofile = ZYGOTE_DESCRIPTORS
     return to_textproto(config) + "\n"
 
 

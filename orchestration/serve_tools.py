@@ -29,15 +29,23 @@ def serve_tools(
     ] = False,
 ) -> None:
     """Serve the sandbox over HTTP with Code Judge's API."""
+    from pydantic import ValidationError
+
     from env.tool_call import Limits
+    from orchestration.recipe import RecipeError
     from orchestration.serving import ServeOptions, read_token
     from orchestration.serving import serve_tools as serve
 
+    try:
+        limits = Limits(wall_seconds=wall_seconds, memory_bytes=memory_mib << 20)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise RecipeError(f"a program's {first['loc'][0]} can't be {first['input']}: {first['msg']}") from error
     options = ServeOptions(
         host=host,
         port=port,
         token=read_token(token_file),
-        limits=Limits(wall_seconds=wall_seconds, memory_bytes=memory_mib << 20),
+        limits=limits,
         cores=cores,
         most_open=most_open,
         environments=environments,

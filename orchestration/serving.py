@@ -18,17 +18,24 @@ from pathlib import Path
 
 import uvicorn
 
+from env import cgroups
 from env.call_scheduler import WORKERS_PER_CORE, CallScheduler, Runs
+from env.cgroup_hierarchy import find_hierarchy
+from env.descriptors import allow_descriptors
 from env.image import Image
 from env.interpreters import Interpreters
 from env.judge_api import judge_app
 from env.judge_queue import JudgeQueue
 from env.preflight import check_host
 from env.tool_call import Limits
+from orchestration.http_connections import KEEP_ALIVE_S, TURNED_AWAY, BoundedConnection, set_limits
 from orchestration.recipe import RecipeError
 
 BACKLOG = 4096
 ENDS_WITHIN_S = 10
+OWN_DESCRIPTORS = 64
+WORKER_DESCRIPTORS = 16
+"""Kept free of connections, for this process and for each worker: 6 while it waits, more while it runs a program."""
 RESTARTS = 1_000_000
 """An environment of a server is brought back however often it dies."""
 
@@ -55,6 +62,14 @@ class ServeOptions:
     """Whether to join one that takes anyone who can reach it."""
 
     def __post_init__(self) -> None:
+        for name, least in (("port", 0), ("cores", 0), ("most_open", 1), ("environments", 0)):
+            if getattr(self, name) < least:
+                option = f"--{name.replace('_', '-')}"
+                raise RecipeError(f"{option} must be at least {least}, not {getattr(self, name)}")
+        if self.port > 65535:
+            raise RecipeError(f"--port must be at most 65535, not {self.port}")
+        if not self.token.isprintable() or self.token != self.token.strip():
+            raise RecipeError("the token holds characters that a header can't; take one line of letters and digits")
         if not self.token and not _is_loopback(self.host):
             raise RecipeError(
                 f"host {self.host} can be reached from elsewhere, and there is no token; put one in a file and give "
@@ -83,16 +98,17 @@ def _is_loopback(host: str) -> bool:
 def read_token(file: Path | None) -> str:
     """The token in a file, or in the environment variable GREENROOM_TOKEN; empty if there is neither.
 
-    Raises `RecipeError` for a file that can't be read or is empty.
+    White space around it, such as the end of a line, is not part of it. Raises `RecipeError` for a file that can't be
+    read or is empty, and for a variable that is set to white space.
     """
-    if file is None:
-        return os.environ.get("GREENROOM_TOKEN", "")
+    source = "GREENROOM_TOKEN" if file is None else f"token file {file}"
     try:
-        token = file.read_text().strip()
-    except OSError as error:
-        raise RecipeError(f"token file {file} can't be read: {error}") from error
-    if not token:
-        raise RecipeError(f"token file {file} is empty; put the token in it")
+        text = os.environ.get("GREENROOM_TOKEN", "") if file is None else file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{source} can't be read: {error}") from error
+    token = text.strip()
+    if not token and (text or file is not None):
+        raise RecipeError(f"{source} is empty; put the token in it")
     return token
 
 
@@ -103,6 +119,7 @@ async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None
     """
     if problems := check_host():
         raise RecipeError("this machine can't run code safely:\n" + "\n".join(map(str, problems)))
+    connections = _most_connections(options)
     with _listening(options) as listener:
         backend = _over_ray(options) if options.environments else _alone(options)
         async with backend as runs:
@@ -111,12 +128,32 @@ async def serve_tools(options: ServeOptions, say: Callable[[str], None]) -> None
             app = judge_app(queue, token=options.token)
             await _serve(
                 uvicorn.Config(
-                    app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=ENDS_WITHIN_S
+                    app,
+                    http=BoundedConnection,
+                    log_level="warning",
+                    access_log=False,
+                    lifespan="off",
+                    limit_concurrency=connections,
+                    timeout_keep_alive=KEEP_ALIVE_S,
+                    timeout_graceful_shutdown=ENDS_WITHIN_S,
                 ),
                 listener,
                 queue,
                 say,
             )
+
+
+def _most_connections(options: ServeOptions) -> int:
+    """Those beyond are told 503, and there are descriptors for all until they are turned away. Raises `RecipeError` if
+    there are for none."""
+    allowed = allow_descriptors()
+    kept = OWN_DESCRIPTORS + WORKER_DESCRIPTORS * options.workers
+    if kept >= allowed:
+        raise RecipeError(
+            f"this process may have {allowed} files open, and its {options.workers} workers need {kept}: "
+            "take fewer --cores, or raise the hard limit (`ulimit -Hn`)"
+        )
+    return int((allowed - kept) / TURNED_AWAY)
 
 
 @contextlib.contextmanager
@@ -129,6 +166,7 @@ def _listening(options: ServeOptions) -> Iterator[socket.socket]:
             f"can't listen on {options.host} port {options.port}: {error}; choose another --port"
         ) from error
     with listener:
+        set_limits(listener)
         yield listener
 
 
@@ -137,7 +175,10 @@ async def _alone(options: ServeOptions) -> AsyncIterator[Runs]:
     interpreters = Interpreters(options.limits, options.workers, run_id=f"serve-tools-{options.port}")
     scheduler = CallScheduler(interpreters, cores=options.cores_used, workers=options.workers)
     try:
-        await interpreters.isolation()
+        try:
+            await interpreters.isolation()
+        except OSError as error:
+            raise RecipeError(f"the sandbox can't be started: {error}") from error
         yield scheduler
     finally:
         await asyncio.gather(scheduler.close(), interpreters.close())
@@ -173,6 +214,7 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         for index in range(options.environments)
     ]
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(_sweep, [str(part.arguments["run_id"]) for part in parts])
         try:
             await stack.enter_async_context(stage)
             libraries = Image().libraries
@@ -183,6 +225,13 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         except (ActorStartFailed, FolderNotCarried, ValueError) as error:
             raise RecipeError(f"the environments can't be started: {error}") from error
         yield EnvironmentPool(stage.port, environments)
+
+
+def _sweep(run_ids: list[str]) -> None:
+    """Remove what killed environments left on this machine: those in their places may not have come so far."""
+    if (hierarchy := find_hierarchy()) is not None:
+        for run_id in run_ids:
+            cgroups.sweep(run_id, hierarchy)
 
 
 class _Server(uvicorn.Server):

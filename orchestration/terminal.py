@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -20,14 +20,28 @@ Jobs = Annotated[
 ]
 
 
+CLEANING_UP_S = 30.0
+"""How long whoever is interrupted may clean up before another signal cuts that short."""
+
+
 def run_interruptibly(work: Any) -> Any:
-    """Run a coroutine to its end; Ctrl-C and SIGTERM cancel it, and it cleans up before the process ends."""
+    """Run a coroutine to its end; Ctrl-C, SIGTERM and a terminal that closes cancel it, and it cleans up before the
+    process ends. Being impatient leaves nothing behind: further signals wait for `CLEANING_UP_S`."""
 
     async def supervised() -> Any:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+        interrupted_at: float | None = None
+
+        def interrupt() -> None:
+            nonlocal interrupted_at
+            if interrupted_at is None or loop.time() - interrupted_at >= CLEANING_UP_S:
+                interrupted_at = loop.time()
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # or it was started by nohup
+                loop.add_signal_handler(number, interrupt)
         return await task
 
     import uvloop
@@ -35,7 +49,8 @@ def run_interruptibly(work: Any) -> Any:
     try:
         return uvloop.run(supervised())
     except asyncio.CancelledError:
-        console.print("interrupted; everything that ran has been stopped")
+        with suppress(OSError):  # the terminal may be gone
+            console.print("interrupted; everything that ran has been stopped")
         raise SystemExit(130) from None
 
 

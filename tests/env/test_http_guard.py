@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from env.http_guard import Guard
 from env.judge_api import judge_app
 from env.judge_queue import JudgeQueue
 from env.tool_call import Limits, ToolCall, ToolResult
@@ -47,12 +50,8 @@ PROGRAM = {"type": "python", "solution": "1"}
 
 @pytest.mark.parametrize("path", ["/run", "/run/long-batch", "/status", "/metrics", "/docs", "/openapi.json", "/none"])
 async def test_nothing_is_served_without_the_token(guarded: httpx.AsyncClient, path: str):
-    for headers in (
-        {},
-        {"authorization": "Bearer open"},
-        {"authorization": "Basic !"},
-        {"authorization": "open sesame"},
-    ):
+    for authorization in (None, b"Bearer open", b"Basic !", b"Basic \xff", b"Bearer \xff", b"open sesame"):
+        headers = [] if authorization is None else [(b"authorization", authorization)]
         response = await guarded.post(path, headers=headers, json=PROGRAM)
         assert (response.status_code, "token" in response.json()["detail"]) == (401, True)
 
@@ -87,3 +86,33 @@ async def test_requests_under_way_hold_no_more_than_they_may_and_room_comes_back
     statuses = [(await task).status_code for task in waiting]
     assert statuses.count(200) == 2
     assert (await guarded.post("/run", headers=BEARER, json=large)).status_code == 200
+
+
+async def test_a_token_may_hold_any_letters(echo: Echo):
+    app = judge_app(JudgeQueue(echo, Limits(), workers=1, most_open=1), token="schlüssel")
+    async with served(app) as client:
+        for header in ("Bearer schlüssel", "Basic " + base64.b64encode("wer auch immer:schlüssel".encode()).decode()):
+            response = await client.post("/run", headers=[(b"authorization", header.encode())], json=PROGRAM)
+            assert response.status_code == 200
+
+
+async def test_a_body_that_stays_away_is_given_up_and_its_room_comes_back():
+    sent: list[Message] = []
+    pieces: list[Message] = []
+
+    async def receive() -> Message:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def echoes_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("there is no whole request")
+
+    guard = Guard(echoes_nothing, "", BODY_BYTES, BODY_BYTES, piece_within_s=0.01)
+    for _ in range(2):  # the second finds room for all of its body again
+        pieces.append({"type": "http.request", "body": b"x" * BODY_BYTES, "more_body": True})
+        await guard({"type": "http", "path": "/run", "headers": []}, receive, send)
+    assert [message["status"] for message in sent if "status" in message] == [408, 408]

@@ -6,6 +6,7 @@ The cases are those of its `tests/test_main.py`: each on `/run` and on `/judge`,
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from env.call_scheduler import CallScheduler
 from env.host_state import HostState
 from env.interpreters import Interpreters
 from env.judge_api import judge_app
-from env.judge_models import EXTENSION
+from env.judge_models import EXTENSION, MOST_SUBMISSIONS
 from env.judge_queue import JudgeQueue
 from env.tool_call import Limits
 from tests.env.conftest import until
@@ -214,6 +215,32 @@ async def test_what_is_no_submission_is_refused_with_the_field(judge: httpx.Asyn
     ):
         response = await judge.post(path, json=body)
         assert response.status_code == 422 and field in response.json()["detail"][0]["loc"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"submissions": [{}] * 1000},
+        {"submissions": [python("")] * (MOST_SUBMISSIONS + 1)},
+        {"submissions": [{**python(""), "options": {str(n): n for n in range(1000)}}]},
+    ],
+    ids=["no submissions", "too many submissions", "too many options"],
+)
+async def test_what_is_wrong_a_thousand_times_is_said_once(judge: httpx.AsyncClient, body: dict[str, Any]):
+    response = await judge.post("/run/batch", json=body)
+    problems = response.json()["detail"]
+    assert response.status_code == 422 and len({tuple(each["loc"][:3]) for each in problems}) == 1
+    assert len(response.content) < 300
+
+
+async def test_an_id_that_is_no_text_comes_back_as_it_came(judge: httpx.AsyncClient):
+    half = "\ud800"  # of a surrogate pair: JSON can escape it, UTF-8 can't encode it
+    submissions = [{**python("print('ä')"), "sub_id": half}, {"type": half, "solution": ""}]
+    content = json.dumps({"sub_id": half, "submissions": submissions})
+    response = await judge.post("/run/batch", content=content, headers={"content-type": "application/json"})
+    answer = response.json()
+    assert (answer["sub_id"], answer["results"][0]["sub_id"], answer["results"][0]["stdout"]) == (half, half, "ä\n")
+    assert answer["results"][1]["reason"] == "invalid_input"
 
 
 async def test_the_openapi_page_describes_every_path(judge: httpx.AsyncClient):

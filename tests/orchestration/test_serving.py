@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,9 +16,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from env import cgroup_hierarchy
 from env.host_state import cgroups_of, sandbox_processes
+from orchestration.cli import app
 from orchestration.recipe import RecipeError
 from orchestration.serving import ServeOptions, read_token
 
@@ -95,6 +98,7 @@ async def test_over_ray_it_survives_the_death_of_an_environment():
             assert [(each["run_success"], each["stdout"]) for each in results] == [(True, f"{n}\n") for n in range(8)]
         process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(process.wait, 60) == 130
+        assert list(cgroups_of(victim)) == []
 
 
 def environment_processes(server_pid: int) -> list[int]:
@@ -121,6 +125,40 @@ def test_a_token_file_without_a_token_is_refused(tmp_path: Path, content: str | 
         (tmp_path / "token").write_text(content)
     with pytest.raises(RecipeError, match="token"):
         read_token(tmp_path / "token")
+
+
+def test_white_space_around_a_token_is_not_part_of_it_and_alone_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GREENROOM_TOKEN", "secret\n")
+    assert read_token(None) == "secret"
+    monkeypatch.setenv("GREENROOM_TOKEN", "\n")
+    with pytest.raises(RecipeError, match="GREENROOM_TOKEN is empty"):
+        read_token(None)
+    monkeypatch.setenv("GREENROOM_TOKEN", "")
+    assert read_token(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--port", "65536"], "--port must be at most 65535"),
+        (["--port", "-1"], "--port must be at least 0"),
+        (["--cores", "-1"], "--cores must be at least 0"),
+        (["--most-open", "0"], "--most-open must be at least 1"),
+        (["--environments", "-1"], "--environments must be at least 0"),
+        (["--wall-seconds", "nan"], "wall_seconds can't be nan"),
+        (["--memory-mib", "0"], "memory_bytes can't be 0"),
+        (["--cores", "1000000"], "4000000 workers need .*ulimit -Hn"),
+    ],
+)
+def test_an_option_of_no_use_is_refused_with_its_name(options: list[str], said: str):
+    result = CliRunner().invoke(app, ["serve-tools", *options])
+    assert isinstance(result.exception, RecipeError), result.output
+    assert re.search(said, str(result.exception))
+
+
+def test_a_token_that_no_header_can_hold_is_refused():
+    with pytest.raises(RecipeError, match="the token holds"):
+        ServeOptions(token="two\nlines")
 
 
 def test_a_ray_address_without_environments_is_refused():

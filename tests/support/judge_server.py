@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import httpx
 import uvicorn
@@ -21,13 +22,30 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client whose requests go through TCP to `app`."""
+    async with serving(app) as (host, port):
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as client:
+            yield client
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: FastAPI, protocol: type[asyncio.Protocol] | Literal["auto"] = "auto", most_connections: int | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """Where `app` is served: host and port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-        serving = asyncio.create_task(server.serve([listener]))
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=most_connections,
+            timeout_graceful_shutdown=10,
+        )
+        server = _Server(config)
+        running = asyncio.create_task(server.serve([listener]))
         try:
-            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            async with httpx.AsyncClient(base_url=address, timeout=60, trust_env=False) as client:
-                yield client
+            yield listener.getsockname()
         finally:
             server.should_exit = True
-            await serving
+            await running
