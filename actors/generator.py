@@ -118,6 +118,10 @@ class GeneratorActor(Watched):
     async def stop(self) -> None:
         await self._engine.close()
 
+    async def work_done(self) -> int:
+        """Of the engine. The jobs of its thread do not count: steps that sample nothing bring nobody forward."""
+        return self._engine.work_done() + self.port.thread_work().seconds
+
     @handles(SampleTurn)
     async def on_sample(self, request: SampleTurn) -> TurnSampled:
         rollout = request.lease.rollout
