@@ -186,7 +186,7 @@ def simulate(
     script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
     chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     service = None if tools is None else service_times(tools)
-    with ending_cleanly():
+    with ending_cleanly(), told("the simulated run failed", ActorError):
         if events is not None:
             simulation.print_events(chosen[0], events)
             return
