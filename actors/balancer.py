@@ -119,12 +119,16 @@ class BalancerActor(Actor):
                 log.warning("%s does not say which leases it holds: %s", rollouts.name, late)
 
     async def _find(self, generator: ActorRef) -> None:
-        """Have a generator back in the books; one that does not answer is brought back by those who watch it."""
-        try:
-            status = await self.port.ask(generator, DescribeGenerator(), RECOVERY_DEADLINE_S)
-        except ActorError as error:
-            log.warning("%s is not there: %s", generator.name, error)
-            return
+        """Have a generator back in the books; one that is gone is brought back by those who watch it."""
+        while True:
+            try:
+                status = await self.port.ask(generator, DescribeGenerator(), RECOVERY_DEADLINE_S)
+                break
+            except DeadlineExceeded as late:  # those who watch it do not miss it
+                log.warning("%s does not say what it can hold: %s", generator.name, late)
+            except ActorError as error:
+                log.warning("%s is not there: %s", generator.name, error)
+                return
         await self.on_join(JoinGenerator(capacity=status.capacity))
 
     def _adopt(self, capacity: Capacity) -> None:

@@ -30,7 +30,7 @@ from actors.messages import (
     UpdateWeights,
 )
 from actors.supervision import Watched, owner_of, patiently
-from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, DeadlineExceeded, handles
 from actors.system.message import Done
 from actors.wave_gate import WaveGate
 from policies import tokens
@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
 """For small requests to other actors."""
 WEIGHTS_DEADLINE_S = 3600.0
-"""For the learner's weights: it may be in the middle of a step."""
+"""For the learner's weights, from one that does nothing: it may be in the middle of a step."""
+SOON_S = 120.0
+"""How long the start waits for them: stages give up an actor whose start takes ten minutes."""
 
 FORGOTTEN = 1024
 """How many rollouts are known to be forgotten, the last ones: what forgets them travels in a lane of its own, and may
@@ -78,6 +80,7 @@ class GeneratorActor(Watched):
         self._turns_served = 0
         self._waves = WaveGate()
         self._version = WeightsVersion(0, 0)
+        self._taking = asyncio.Lock()
 
     async def start(self) -> None:
         self._engine: Engine = self._make_engine()
@@ -87,9 +90,24 @@ class GeneratorActor(Watched):
             raise CannotGoOn(str(failure)) from failure
         if self.port.incarnation and self._learner is not None:
             request = PublishWeights(asker=self.port.name)
-            published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
+            try:
+                published = await patiently(self.port, self._learner, request, SOON_S, unless_at_work=False)
+            except DeadlineExceeded as late:
+                log.info("starting without weights: %s", late)
+                self.port.start_task(self._catch_up(self._learner, request))
+                return
             await self._take(published.version, published.blob)
             await self.port.blobs.drop(BlobRef(published.blob))
+        await self._join()
+
+    async def _catch_up(self, learner: ActorRef, request: PublishWeights) -> None:
+        """Join when the learner has given its weights, if the director has not brought newer ones before."""
+        published = await patiently(self.port, learner, request, WEIGHTS_DEADLINE_S)
+        await self._take_newer(published.version, published.blob)
+        await self.port.blobs.drop(BlobRef(published.blob))
+        await self._join()
+
+    async def _join(self) -> None:
         await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
 
     def _make_engine(self) -> Engine:
@@ -202,9 +220,13 @@ class GeneratorActor(Watched):
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:
-        if request.version > self._version:  # else asked again after a resend, or overtaken by a later one
-            await self._take(request.version, request.blob)
+        await self._take_newer(request.version, request.blob)
         return Done()
+
+    async def _take_newer(self, version: WeightsVersion, blob: str) -> None:
+        async with self._taking:
+            if version > self._version:  # else asked again after a resend, or overtaken by a later one
+                await self._take(version, blob)
 
     async def _take(self, version: WeightsVersion, blob: str) -> None:
         weights = await self.port.blobs.get(BlobRef(blob))

@@ -55,11 +55,14 @@ class Watched(Actor):
 
 
 async def patiently[R: Message](
-    port: Port, to: ActorRef, request: Request[R], deadline_s: float | None = DEADLINE_S
+    port: Port,
+    to: ActorRef,
+    request: Request[R],
+    deadline_s: float | None = DEADLINE_S,
+    *,
+    unless_at_work: bool = True,
 ) -> R:
     """Ask one that may be restarting: again after each loss, until its next incarnation has answered.
-
-    One that is at work is waited for beyond the deadline.
 
     Raises `ActorLost` if none has come for `RETURN_S`, and what else an ask raises.
     """
@@ -67,7 +70,7 @@ async def patiently[R: Message](
     while True:
         asked_ns = port.clock.now_ns()
         try:
-            return await port.ask(to, request, deadline_s, unless_at_work=True)
+            return await port.ask(to, request, deadline_s, unless_at_work=unless_at_work)
         except ActorLost as lost:
             if lost_ns is None or seconds_since(port.clock, asked_ns) > PAUSE_S:  # it was there for a while
                 lost_ns = port.clock.now_ns()

@@ -21,6 +21,7 @@ from actors.generator import GeneratorActor
 from actors.messages import Learn, Learned, SampleTurn, TurnSampled
 from actors.simulated_learner import SimulatedLearnerActor
 from actors.system.actor import Actor, CannotGoOn, handles
+from actors.system.actor_faults import ActorFault, ActorFaultPlan
 from orchestration.cast import Cast
 from orchestration.cli import app
 from orchestration.recipe import Recipe
@@ -86,6 +87,21 @@ def test_asynchronous_steps_wait_for_slow_engines_and_a_slow_learner(how: str) -
     found, asked = rehearsed(recipe.model_copy(update={"stages": {"rl": options}}))
     assert found.figures["dropped"] == 0
     assert not [kind for kind, _ in asked if kind == "late"]
+
+
+def test_a_generator_that_died_while_the_learner_learns_for_hours_has_started_before_that_ends() -> None:
+    """A stage gives up an actor whose start takes ten minutes."""
+    lines: list[str] = []
+    recipe = slow_recipe(simulation={"learner": SLOW_LEARNER})
+    plan = ActorFaultPlan(faults=(ActorFault(kind="kill", actor="generator-0", at=100.0),))
+    found = rehearse(
+        Setting(recipe=recipe, stage="rl", steps=2, balancer=recipe.balancer, plan=plan, restarts=1, show=lines.append)
+    )
+    started = [float(line.split()[1]) for line in lines if " start generator-0 " in line]
+    learned = next(float(line.split()[1]) for line in lines if " learner.learned " in line)
+    assert len(started) == 2 and 100 < started[1] < 300 < learned
+    second = found.steps[1]
+    assert second["turns_generator-0"] > 0 and second["dropped"] == 0, "it has the weights, and works"
 
 
 class Hangs(SimulatedLearnerActor):
