@@ -30,7 +30,7 @@ from actors.messages import (
     UpdateWeights,
 )
 from actors.supervision import Watched, owner_of, patiently
-from actors.system.actor import ActorRef, BlobRef, CannotGoOn, DeadlineExceeded, handles
+from actors.system.actor import ActorRef, BlobRef, CannotGoOn, handles
 from actors.system.message import Done
 from actors.wave_gate import WaveGate
 from policies import tokens
@@ -80,7 +80,8 @@ class GeneratorActor(Watched):
         self._turns_served = 0
         self._waves = WaveGate()
         self._version = WeightsVersion(0, 0)
-        self._taking = asyncio.Lock()
+        self._newest = self._version
+        """That the director has brought, or is bringing."""
 
     async def start(self) -> None:
         self._engine: Engine = self._make_engine()
@@ -91,9 +92,10 @@ class GeneratorActor(Watched):
         if self.port.incarnation and self._learner is not None:
             request = PublishWeights(asker=self.port.name)
             try:
-                published = await patiently(self.port, self._learner, request, SOON_S, unless_at_work=False)
-            except DeadlineExceeded as late:
-                log.info("starting without weights: %s", late)
+                async with asyncio.timeout(SOON_S):
+                    published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
+            except TimeoutError:
+                log.info("starting without weights: %s is at work", self._learner.name)
                 self.port.start_task(self._catch_up(self._learner, request))
                 return
             await self._take(published.version, published.blob)
@@ -101,11 +103,16 @@ class GeneratorActor(Watched):
         await self._join()
 
     async def _catch_up(self, learner: ActorRef, request: PublishWeights) -> None:
-        """Join when the learner has given its weights, if the director has not brought newer ones before."""
+        """Join when the learner has given its weights.
+
+        If the director brings as new ones meanwhile, those count, and whoever watches this generator has it join.
+        """
         published = await patiently(self.port, learner, request, WEIGHTS_DEADLINE_S)
-        await self._take_newer(published.version, published.blob)
+        if published.version > self._newest:
+            await self._take(published.version, published.blob)
+            if self._version == published.version:
+                await self._join()
         await self.port.blobs.drop(BlobRef(published.blob))
-        await self._join()
 
     async def _join(self) -> None:
         await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
@@ -220,16 +227,15 @@ class GeneratorActor(Watched):
 
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:
-        await self._take_newer(request.version, request.blob)
+        if request.version > self._version:  # else asked again after a resend, or overtaken by a later one
+            self._newest = max(self._newest, request.version)
+            await self._take(request.version, request.blob)
         return Done()
-
-    async def _take_newer(self, version: WeightsVersion, blob: str) -> None:
-        async with self._taking:
-            if version > self._version:  # else asked again after a resend, or overtaken by a later one
-                await self._take(version, blob)
 
     async def _take(self, version: WeightsVersion, blob: str) -> None:
         weights = await self.port.blobs.get(BlobRef(blob))
+        if version < self._newest:
+            return
         await self._engine.update_weights(version, weights.items())
         self._version = version
 
