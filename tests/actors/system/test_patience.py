@@ -109,18 +109,22 @@ def test_a_peer_is_looked_at_once_for_all_who_wait_for_it() -> None:
     assert len(looks) == 1
 
 
-def test_who_waits_no_more_is_not_waited_for() -> None:
-    """A cancelled ask, and an asker that has died, leave no timer behind: else time would go on."""
+def test_for_one_that_waits_no_more_nobody_looks() -> None:
+    looks: list[Event] = []
 
-    async def scene(stage: VirtualStage) -> float:
-        ask = asyncio.ensure_future(stage.port.ask(WORKER, Compute(seconds=24 * HOUR_S), HOUR_S, unless_at_work=True))
-        await asyncio.sleep(1.5 * HOUR_S)
-        ask.cancel()
-        await asyncio.gather(ask, return_exceptions=True)
-        await asyncio.sleep(3 * HOUR_S)
-        return stage.loop.time()
+    async def main() -> None:
+        trace = Trace()
+        trace.listen({("answer", WorkDone): looks.append})
+        async with VirtualStage(seed=0, trace=trace) as stage:
+            await stage.spawn(part())
+            work = Compute(seconds=24 * HOUR_S)
+            ask = asyncio.ensure_future(stage.port.ask(WORKER, work, HOUR_S, unless_at_work=True))
+            await asyncio.sleep(1.5 * HOUR_S)
+            ask.cancel()
+            await asyncio.sleep(3 * HOUR_S)
 
-    assert play(scene, part()) == pytest.approx(4.5 * HOUR_S)
+    run_virtual(main())
+    assert len(looks) == 1
 
 
 class Pair:
