@@ -32,7 +32,7 @@ from actors.messages import (
     ReleaseOwner,
     TurnEnded,
 )
-from actors.supervision import owner_of, patiently
+from actors.supervision import owner_of, patiently, work_of
 from actors.system.actor import Actor, ActorError, ActorLost, ActorRef, DeadlineExceeded, handles
 from actors.system.message import Done
 from policies.balancing import BalancerOptions, Capacity, HeldLease, Lease, Strategy, Unplaceable
@@ -41,6 +41,8 @@ from policies.balancing_strategies import make_strategy
 log = logging.getLogger(__name__)
 
 RECOVERY_DEADLINE_S = 30.0
+LOOK_DEADLINE_S = 30.0
+"""For what a generator has done: shorter than a rollout actor waits that asks that of the balancer."""
 
 
 class BalancerActor(Actor):
@@ -74,6 +76,19 @@ class BalancerActor(Actor):
         else:
             self._recovered.set()
 
+    async def work_done(self) -> int:
+        """Of the generators: whoever waits for a lease, or for all to come back, waits for what runs there.
+
+        When all have come back and the gate is closed, they wait for its opening, and time counts: whoever has closed
+        it watches those whom it waits for.
+        """
+        if not self._open and not self._leases:
+            return self.port.clock.now_ns()
+        generators = [ActorRef(load.capacity.generator) for load in self._strategy.loads()]
+        return self._granted_total + sum(
+            await asyncio.gather(*[work_of(self.port, ref, LOOK_DEADLINE_S) for ref in generators])
+        )
+
     # --- after a death --------------------------------------------------------------------------
 
     async def _recover(self, director: ActorRef) -> None:
@@ -104,12 +119,16 @@ class BalancerActor(Actor):
                 log.warning("%s does not say which leases it holds: %s", rollouts.name, late)
 
     async def _find(self, generator: ActorRef) -> None:
-        """Have a generator back in the books; one that does not answer is brought back by those who watch it."""
-        try:
-            status = await self.port.ask(generator, DescribeGenerator(), RECOVERY_DEADLINE_S)
-        except ActorError as error:
-            log.warning("%s is not there: %s", generator.name, error)
-            return
+        """Have a generator back in the books; one that is gone is brought back by those who watch it."""
+        while True:
+            try:
+                status = await self.port.ask(generator, DescribeGenerator(), RECOVERY_DEADLINE_S)
+                break
+            except DeadlineExceeded as late:  # those who watch it do not miss it
+                log.warning("%s does not say what it can hold: %s", generator.name, late)
+            except ActorError as error:
+                log.warning("%s is not there: %s", generator.name, error)
+                return
         await self.on_join(JoinGenerator(capacity=status.capacity))
 
     def _adopt(self, capacity: Capacity) -> None:

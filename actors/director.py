@@ -38,7 +38,7 @@ from actors.rewinding import LearnerGuard, LearnerLost, Rewinding, RunStuck
 from actors.run_books import CheckpointPlan, RunBooks
 from actors.sampling import Sampler, Seating, StoredSteps
 from actors.supervision import Supervision, patiently
-from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, handles
+from actors.system.actor import Actor, ActorLost, ActorRef, BlobRef, CannotGoOn, DeadlineExceeded, handles
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
 from actors.system.message import Done
@@ -160,6 +160,8 @@ class DirectorActor(Actor):
                     break
                 except LearnerLost as lost:
                     await self._go_back(str(lost))
+                except DeadlineExceeded as late:
+                    raise CannotGoOn(f"{late}: it hangs; its log may say why") from late
             return StageDone(figures=done)
 
     async def _go_back(self, why: str) -> None:
@@ -266,7 +268,7 @@ class DirectorActor(Actor):
 
     async def _begin(self, request: BeginStage) -> None:
         await self._bring_into_step()
-        await self.port.ask(self._learner, request, LEARNER_DEADLINE_S)
+        await self.port.ask(self._learner, request, LEARNER_DEADLINE_S, unless_at_work=True)
 
     async def _stepped(self, position: StagePosition, version: WeightsVersion, figures: StepFigures) -> None:
         self._sampler.forget_stored()
@@ -274,7 +276,8 @@ class DirectorActor(Actor):
         await self._books.stepped(position, version)
 
     async def _end(self, name: str, figures: Figures) -> Figures:
-        await self.port.ask(self._learner, SaveCheckpoint(path=f"{self._checkpoints}/{name}"), LEARNER_DEADLINE_S)
+        save = SaveCheckpoint(path=f"{self._checkpoints}/{name}")
+        await self.port.ask(self._learner, save, LEARNER_DEADLINE_S, unless_at_work=True)
         await self._books.ended(name, figures, self._version)
         return figures
 
@@ -293,7 +296,8 @@ class DirectorActor(Actor):
         if not in_flight:
             self._gate_open = False
             await patiently(self.port, self._balancer, CloseGate(), DRAIN_DEADLINE_S)
-        published = await self.port.ask(self._learner, PublishWeights(asker=self.port.name), LEARNER_DEADLINE_S)
+        publish = PublishWeights(asker=self.port.name)
+        published = await self.port.ask(self._learner, publish, LEARNER_DEADLINE_S, unless_at_work=True)
         update = UpdateWeights(version=published.version, blob=published.blob)
         self._version = published.version
         await asyncio.gather(*[self._update(ref, update) for ref in self._generators])
@@ -309,7 +313,7 @@ class DirectorActor(Actor):
         missed = ref.name in self._missed
         while True:
             try:
-                await self.port.ask(ref, update, UPDATE_DEADLINE_S)
+                await self.port.ask(ref, update, UPDATE_DEADLINE_S, unless_at_work=True)
                 self._missed.pop(ref.name, None)
                 return
             except ActorLost as lost:

@@ -165,6 +165,10 @@ class EnvironmentActor(Actor):
     async def stop(self) -> None:
         await asyncio.gather(self._scheduler.close(), self._interpreters.close(), self._verifier.close())
 
+    async def work_done(self) -> int:
+        """Calls and answers: one that waits gets on as those before it do."""
+        return self._calls_run + self._cancelled + self._answers_compared
+
     @handles(RunCall)
     async def on_run_call(self, request: RunCall) -> CallFinished:
         reached("tool")

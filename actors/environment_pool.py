@@ -3,8 +3,7 @@
 Invariants:
 - `run` gives exactly one result for each call, whatever dies; a call that the sandbox failed, or whose
   environment died, is tried on another one before the failure is given out;
-- an environment that is slow because much waits there is not taken for a dead one: a deadline that passes only makes
-  the pool ask whether work goes on;
+- an environment that is slow because much waits there is not taken for a dead one, as long as it gets on;
 - whoever gives up on a call has it cancelled where it waits or runs;
 - a trajectory's cells run one after the other, on the environment that has its session. Where that is lost, or has
   forgotten, the earlier cells are sent along and run again. `end_session` frees it wherever it is.
@@ -21,9 +20,7 @@ from typing import Any
 from actors.messages import (
     CallFinished,
     CancelCalls,
-    DescribeEnvironment,
     EndSessions,
-    EnvironmentStatus,
     RunCall,
     SessionSoFar,
     VerifyAnswer,
@@ -37,10 +34,9 @@ from policies.trajectory import Verdict
 log = logging.getLogger(__name__)
 
 CALL_GRACE_S = 120.0
-"""Seconds beyond its own limit after which a call's environment is asked whether it works still."""
+"""Seconds beyond its own limit after which a call's environment is asked whether it gets on."""
 VERIFICATION_DEADLINE_S = 900.0
-"""An environment that has not judged an answer by then is taken for dead: a queue of answers may wait before it."""
-STATUS_DEADLINE_S = 30.0
+"""An environment that has not judged an answer by then is asked whether it gets on: a queue may wait before it."""
 FAILURES = 3
 """After environments have said so often that their sandboxes failed a call (after trying again), it is given up."""
 PAUSES_S = (0.25, 1.0, 4.0, 16.0)
@@ -74,7 +70,6 @@ class EnvironmentPool:
         self._port = port
         self._environments = {ref.name: ref for ref in environments}
         self._dispatch = LeastOutstanding(list(self._environments))
-        self._looks: dict[str, asyncio.Task[int | None]] = {}
         self._sessions: dict[str, _Session] = {}
         self.retried_elsewhere = 0
         """Calls given to another environment, or to a restarted one, because one had failed them."""
@@ -148,7 +143,9 @@ class EnvironmentPool:
         for _ in range(FAILURES):
             name = self._dispatch.choose(avoid)
             try:
-                return (await self._port.ask(self._environments[name], request, VERIFICATION_DEADLINE_S)).verdict
+                environment = self._environments[name]
+                verified = await self._port.ask(environment, request, VERIFICATION_DEADLINE_S, unless_at_work=True)
+                return verified.verdict
             except (ActorLost, DeadlineExceeded) as error:
                 log.warning("an answer: %s failed to verify it: %s", name, error)
             finally:
@@ -172,35 +169,10 @@ class EnvironmentPool:
 
     async def _ask(self, name: str, request: RunCall) -> CallFinished:
         """One attempt. Raises `ActorError` if the environment is lost, broken or stuck."""
-        environment, seen = self._environments[name], None
+        environment = self._environments[name]
+        deadline = request.call.limits.wall_seconds + CALL_GRACE_S
         try:
-            while True:
-                try:
-                    deadline = request.call.limits.wall_seconds + CALL_GRACE_S
-                    return await self._port.ask(environment, request, deadline)
-                except DeadlineExceeded:
-                    done = await self._calls_done(name)
-                    if done is None or done == seen:
-                        raise
-                    seen = done  # others get their turn there: ask for the same call again, which runs once
+            return await self._port.ask(environment, request, deadline, unless_at_work=True)
         except (asyncio.CancelledError, DeadlineExceeded):
             self._port.tell(environment, CancelCalls(calls=(request.call.id,)))
             raise
-
-    async def _calls_done(self, name: str) -> int | None:
-        """How many calls an environment has done or dropped; None if it does not say. Asked once for all who wait."""
-        look = self._looks.get(name)
-        if look is None:
-            look = self._looks[name] = self._port.start_task(self._look(name))
-            look.add_done_callback(lambda _: self._looks.pop(name))
-        return await asyncio.shield(look)
-
-    async def _look(self, name: str) -> int | None:
-        try:
-            status: EnvironmentStatus = await self._port.ask(
-                self._environments[name], DescribeEnvironment(), STATUS_DEADLINE_S
-            )
-        except ActorError as error:
-            log.warning("%s does not say how it is: %s", name, error)
-            return None
-        return status.calls_run + status.cancelled

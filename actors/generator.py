@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
 """For small requests to other actors."""
 WEIGHTS_DEADLINE_S = 3600.0
-"""For the learner's weights: it may be in the middle of a step."""
+"""For the learner's weights, from one that does nothing: it may be in the middle of a step."""
+SOON_S = 120.0
+"""How long the start waits for them: stages give up an actor whose start takes ten minutes."""
 
 FORGOTTEN = 1024
 """How many rollouts are known to be forgotten, the last ones: what forgets them travels in a lane of its own, and may
@@ -78,6 +80,8 @@ class GeneratorActor(Watched):
         self._turns_served = 0
         self._waves = WaveGate()
         self._version = WeightsVersion(0, 0)
+        self._newest = self._version
+        """That the director has brought, or is bringing."""
 
     async def start(self) -> None:
         self._engine: Engine = self._make_engine()
@@ -87,9 +91,30 @@ class GeneratorActor(Watched):
             raise CannotGoOn(str(failure)) from failure
         if self.port.incarnation and self._learner is not None:
             request = PublishWeights(asker=self.port.name)
-            published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
+            try:
+                async with asyncio.timeout(SOON_S):
+                    published = await patiently(self.port, self._learner, request, WEIGHTS_DEADLINE_S)
+            except TimeoutError:
+                log.info("starting without weights: %s is at work", self._learner.name)
+                self.port.start_task(self._catch_up(self._learner, request))
+                return
             await self._take(published.version, published.blob)
             await self.port.blobs.drop(BlobRef(published.blob))
+        await self._join()
+
+    async def _catch_up(self, learner: ActorRef, request: PublishWeights) -> None:
+        """Join when the learner has given its weights.
+
+        If the director brings as new ones meanwhile, those count, and whoever watches this generator has it join.
+        """
+        published = await patiently(self.port, learner, request, WEIGHTS_DEADLINE_S)
+        if published.version > self._newest:
+            await self._take(published.version, published.blob)
+            if self._version == published.version:
+                await self._join()
+        await self.port.blobs.drop(BlobRef(published.blob))
+
+    async def _join(self) -> None:
         await patiently(self.port, self._balancer, JoinGenerator(capacity=self._announced()), DEADLINE_S)
 
     def _make_engine(self) -> Engine:
@@ -117,6 +142,10 @@ class GeneratorActor(Watched):
 
     async def stop(self) -> None:
         await self._engine.close()
+
+    async def work_done(self) -> int:
+        """Of the engine. The jobs of its thread do not count: steps that sample nothing bring nobody forward."""
+        return self._engine.work_done() + self.port.thread_work().seconds
 
     @handles(SampleTurn)
     async def on_sample(self, request: SampleTurn) -> TurnSampled:
@@ -199,11 +228,14 @@ class GeneratorActor(Watched):
     @handles(UpdateWeights)
     async def on_update(self, request: UpdateWeights) -> Done:
         if request.version > self._version:  # else asked again after a resend, or overtaken by a later one
+            self._newest = max(self._newest, request.version)
             await self._take(request.version, request.blob)
         return Done()
 
     async def _take(self, version: WeightsVersion, blob: str) -> None:
         weights = await self.port.blobs.get(BlobRef(blob))
+        if version < self._newest:
+            return
         await self._engine.update_weights(version, weights.items())
         self._version = version
 

@@ -10,6 +10,7 @@ from actors.system.actor import ActorRef, Port
 from policies.batch import TrainingSequence
 
 LEARN_DEADLINE_S = 3600.0
+"""After which a learner that does nothing is given up, and one that works is waited for."""
 
 
 async def learn(
@@ -26,6 +27,7 @@ async def learn(
     """
     blob = await port.blobs.put(tuple(batch))
     try:
-        return await port.ask(learner, Learn(step_id=step_id, kind=kind, blob=blob.key), LEARN_DEADLINE_S)
+        request = Learn(step_id=step_id, kind=kind, blob=blob.key)
+        return await port.ask(learner, request, LEARN_DEADLINE_S, unless_at_work=True)
     finally:  # also where the learner has died, or the step was given up since it had
         await port.blobs.drop(blob)

@@ -265,7 +265,7 @@ class LearnerActor(Watched):
             outcome, *answers = await asyncio.gather(
                 self.port.offload(cost, lambda: self._leaving_on_failure(work)),
                 *[
-                    self.port.ask(other, request, TOGETHER_DEADLINE_S)
+                    self.port.ask(other, request, TOGETHER_DEADLINE_S, unless_at_work=True)
                     for other, request in zip(self._others, requests, strict=True)
                 ],
                 return_exceptions=True,

@@ -158,7 +158,7 @@ class Rewinding:
         while True:
             identity = await patiently(self._port, self._learner, Identify())
             try:
-                await self._port.ask(self._learner, request, RESTORE_DEADLINE_S)
+                await self._port.ask(self._learner, request, RESTORE_DEADLINE_S, unless_at_work=True)
                 return restored, identity.incarnation
             except ActorLost as lost:
                 log.warning("the learner died while it was restored: %s", lost)

@@ -29,7 +29,7 @@ from actors.messages import (
     StoreTrajectory,
     TurnSampled,
 )
-from actors.supervision import Watched, patiently
+from actors.supervision import Watched, patiently, work_of
 from actors.system.actor import ActorLost, ActorRef, DeadlineExceeded, handles, seed_for
 from actors.system.clock import seconds_since
 from actors.system.kill_point import reached
@@ -44,7 +44,9 @@ from policies.workloads import ScriptedDialogue
 log = logging.getLogger(__name__)
 
 TURN_DEADLINE_S = 600.0
-"""A generator that has not finished one turn by then is taken for dead."""
+"""A generator that has not finished one turn by then is asked whether it gets on; it is left if it does not."""
+LOOK_DEADLINE_S = 60.0
+"""For what the balancer has done: shorter than whoever asks that of this actor waits."""
 ARCHIVE_DEADLINE_S = 120.0
 TRIES = 3
 """How often a turn is tried again after the generator that had it died."""
@@ -77,11 +79,17 @@ class RolloutActor(Watched):
         self._environment_refs = environments
         self._running: dict[str, asyncio.Task[RolloutFinished]] = {}
         self.turns_again = 0
+        self.actions_done = 0
+        """Steps of dialogues: turns, calls, verifications."""
 
     async def start(self) -> None:
         self._chat = None if self._model is None else load_chat_format(self._model, self._prompt)
         self._environments = EnvironmentPool(self.port, self._environment_refs)
         self.leases = Leases(self.port, self._balancer)
+
+    async def work_done(self) -> int:
+        """Of dialogues, or of those that they wait for."""
+        return self.actions_done + await work_of(self.port, self._balancer, LOOK_DEADLINE_S)
 
     @handles(RunRollout)
     async def on_run(self, request: RunRollout) -> RolloutFinished:
@@ -181,6 +189,7 @@ class _Play:
                         if finished.finish != "sandbox_failure":
                             self._final_tokens = self._dialogue.length
                         return self._trajectory(finished)
+                self._actor.actions_done += 1
         finally:
             self._release()
             self._actor.end_session(self._request.id)
@@ -237,7 +246,7 @@ class _Play:
             seed=self._actor.turn_seed(self._request.id, sample.turn),
             seat=self._request.seat,
         )
-        return self._actor.port.ask(self._generator, turn, TURN_DEADLINE_S)
+        return self._actor.port.ask(self._generator, turn, TURN_DEADLINE_S, unless_at_work=True)
 
     async def _acquire(self) -> None:
         start = self._actor.port.clock.now_ns()

@@ -105,5 +105,5 @@ class RunBooks:
         archive = (await patiently(self._port, self._archive, SettleArchive(), DEADLINE_S)).position
         progress = self._progress.model_copy(update={"archive": archive, "untold": self._untold()})
         request = WriteCheckpoint(folder=self._plan.folder, keep=self._plan.keep, progress=progress)
-        await self._port.ask(self._learner, request, DEADLINE_S)
+        await self._port.ask(self._learner, request, DEADLINE_S, unless_at_work=True)
         self._progress, self._written_ns = progress, self._port.clock.now_ns()

@@ -75,7 +75,10 @@ class StoredSteps:
             wanted = [request for request in requests if request.id in found]
             try:
                 answers = await asyncio.gather(
-                    *[self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S) for each in wanted]
+                    *[
+                        self._port.ask(self._archive, ReadRollout(id=each.id), STORED_DEADLINE_S, unless_at_work=True)
+                        for each in wanted
+                    ]
                 )
                 break
             except ActorError as error:  # it was started again in between, and has found nothing
@@ -206,7 +209,7 @@ class Sampler:
             where = self._rollouts[self._turn % len(self._rollouts)]
             asked_ns = self._port.clock.now_ns()
             try:
-                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S)).trajectory
+                return (await self._port.ask(where, request, ROLLOUT_DEADLINE_S, unless_at_work=True)).trajectory
             except CannotGoOn:  # no fault of the rollout's: the archive can't be written to, say
                 raise
             except ActorError as error:

@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.system.actor import Actor, ActorError, ActorLost, ActorRef, Port, handles
 from actors.system.clock import seconds_since
-from actors.system.message import Done, Message, Request
+from actors.system.message import DescribeWork, Done, Message, Request
 from policies.trajectory import WeightsVersion
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,12 @@ class Watched(Actor):
 
 
 async def patiently[R: Message](
-    port: Port, to: ActorRef, request: Request[R], deadline_s: float | None = DEADLINE_S
+    port: Port,
+    to: ActorRef,
+    request: Request[R],
+    deadline_s: float | None = DEADLINE_S,
+    *,
+    unless_at_work: bool = True,
 ) -> R:
     """Ask one that may be restarting: again after each loss, until its next incarnation has answered.
 
@@ -65,7 +70,7 @@ async def patiently[R: Message](
     while True:
         asked_ns = port.clock.now_ns()
         try:
-            return await port.ask(to, request, deadline_s)
+            return await port.ask(to, request, deadline_s, unless_at_work=unless_at_work)
         except ActorLost as lost:
             if lost_ns is None or seconds_since(port.clock, asked_ns) > PAUSE_S:  # it was there for a while
                 lost_ns = port.clock.now_ns()
@@ -73,6 +78,15 @@ async def patiently[R: Message](
             if seconds_since(port.clock, lost_ns) > RETURN_S:
                 raise
         await port.clock.sleep(PAUSE_S)
+
+
+async def work_of(port: Port, ref: ActorRef, deadline_s: float) -> int:
+    """What an actor has done (`Actor.work_done`); 0 if it does not say."""
+    try:
+        return (await port.ask(ref, DescribeWork(), deadline_s)).done
+    except ActorError as error:
+        log.warning("%s does not say what it has done: %s", ref.name, error)
+        return 0
 
 
 async def insist(port: Port, to: ActorRef, request: Request[Done], *, patient: bool = False) -> bool:

@@ -6,7 +6,7 @@
 4. A lease is used by nobody after it has come back; at the end all have come back, and engines hold no requests.
 5. The weights that sample are those that the gate opened with, or, in asynchronous training, newer ones that the
    learner has published: versions never go back, on no generator.
-6. Progress: while rollouts are out, something comes of one of them within `HORIZON_S`.
+6. Progress: while rollouts are out, something comes of one of them within `HORIZON_S`, or engines or learner work.
 7. Work is conserved: no rollout waits for a lease while a generator that lives has none, unless the gate is closed.
 8. No token is learned from by weights that are more than the stage's `max_staleness` newer than those that sampled it.
 
@@ -82,7 +82,9 @@ class Invariants:
         self._max_staleness = 0
         self._oldest: dict[str, WeightsVersion] = {}
         self._sampled_by: dict[str, WeightsVersion] = {}
+        self._learner = ActorRef(cast.learner.name)
         self._progress_ns = stage.loop.now_ns()
+        self._work_done = self._work()
         self._idle_looks = 0
         self._ended = False
         asked: dict[type[Message], Callable[[Event], None]] = {
@@ -254,7 +256,10 @@ class Invariants:
         self._stage.loop.call_later(LOOK_S, self._look)
         out = len(self._submitted) - len(self._finished)
         if out and self._stage.loop.now_ns() - self._progress_ns > HORIZON_S * NS:
-            self._broken(f"nothing has come of {out} rollouts for {HORIZON_S:g} s: a wake-up was lost")
+            before, self._work_done = self._work_done, self._work()
+            if self._work_done == before:
+                self._broken(f"nothing has come of {out} rollouts for {HORIZON_S:g} s: a wake-up was lost")
+            self._progress_ns = self._stage.loop.now_ns()  # some turns, and some steps of learners, take that long
         if not self._stage.runs(self._balancer):
             return
         status = self._books()
@@ -274,6 +279,14 @@ class Invariants:
         self._idle_looks = self._idle_looks + 1 if idle and status.waiting and status.gate_open else 0
         if self._idle_looks > 2:
             self._broken(f"{status.waiting} rollouts wait while {', '.join(idle[:3])} has none: work is not conserved")
+
+    def _work(self) -> list[int]:
+        """What engines and learner have done, which may take long over what they have."""
+        engines = [self._generator(ref).engine.work_done() for ref in self._generators if self._stage.runs(ref)]
+        if not self._stage.runs(self._learner):
+            return engines
+        learner = self._stage.actor(self._learner).port.thread_work()
+        return [*engines, learner.jobs + learner.seconds]
 
     def _books(self) -> BalancerStatus:
         balancer = self._stage.actor(self._balancer)

@@ -159,7 +159,7 @@ class RayDrill:
 
     async def _described[R: Message](self, port: Port, name: str, request: Request[R]) -> R | None:
         try:
-            return await patiently(port, ActorRef(name), request, LOOK_DEADLINE_S)
+            return await patiently(port, ActorRef(name), request, LOOK_DEADLINE_S, unless_at_work=False)
         except ActorError as error:
             self._report.faults.append(f"{name} does not answer at the end: {error}")
             return None

@@ -55,8 +55,13 @@ def rehearse_all(settings: Sequence[Setting], *, jobs: int, out: Console) -> lis
 
 
 def _rehearse(setting: Setting, told: Told) -> Rehearsal:
+    return rehearsed(replace(setting, told=told))
+
+
+def rehearsed(setting: Setting) -> Rehearsal:
+    """As `rehearse`; raises `RehearsalFailed` in place of what that raises."""
     try:
-        return rehearse(replace(setting, told=told))
+        return rehearse(setting)
     except (ActorError, ActorStartFailed, Stalled, Violation) as error:
         # As one line: what a handler raised comes with a traceback, and no exception's arguments survive a process.
         raise RehearsalFailed(f"{setting.balancer.strategy}: {in_a_line(error)}") from error

@@ -18,7 +18,8 @@ from orchestration.calibrate import load_calibration
 from orchestration.environment_sizing import Sizing, size
 from orchestration.progress import format_seconds
 from orchestration.recipe import Recipe, RecipeError
-from orchestration.simulation import Rehearsal, Setting, rehearse
+from orchestration.rehearsing import rehearsed
+from orchestration.simulation import Rehearsal, Setting
 from policies.balancing import StrategyName
 from policies.scripted import Script
 from policies.stages import ReinforcementOptions
@@ -101,7 +102,10 @@ def settings(
 
 
 def print_events(setting: Setting, events: str) -> None:
-    """Repeat a run up to an event and print the trace from another one on. Raises `RecipeError` for a bad range."""
+    """Repeat a run up to an event and print the trace from another one on.
+
+    Raises `RecipeError` for a bad range, `RehearsalFailed`.
+    """
     first, _, last = events.partition(":")
     try:
         first_event, last_event = int(first), int(last) if last else None
@@ -109,7 +113,7 @@ def print_events(setting: Setting, events: str) -> None:
         raise RecipeError(f"--events {events!r}: give FIRST:LAST, two numbers, or FIRST: for all that follow") from None
     repeated = replace(setting, first_event=first_event, last_event=last_event, show=print)
     with contextlib.suppress(EnoughTraced):
-        rehearse(repeated)
+        rehearsed(repeated)
 
 
 def as_dict(recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> dict[str, Any]:

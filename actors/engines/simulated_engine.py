@@ -74,6 +74,8 @@ class SimulatedEngine:
         self._work: StepWork | None = None
         self._steps = 0
         """Steps of `_work` after which the alarm rings."""
+        self._steps_done = 0
+        """In all, those of `_work` not among them."""
         self._began_ns = self._changed_ns = clock.now_ns()
         self._alarm: Timer | None = None
         self._busy_seconds = self._kv_token_seconds = 0.0
@@ -166,6 +168,13 @@ class SimulatedEngine:
             kv_token_seconds=self._kv_token_seconds,
         )
 
+    def work_done(self) -> int:
+        """Steps."""
+        if self._work is None:
+            return self._steps_done
+        begun = self._cost.steps_begun_by(self._work, seconds_since(self._clock, self._began_ns))
+        return self._steps_done + min(begun, self._steps)
+
     def counts(self) -> BatchingCounts:
         """What the scheduler has done so far (the live object)."""
         return self._core.counts
@@ -224,6 +233,7 @@ class SimulatedEngine:
         """The stretch is over."""
         self._work = None
         self._alarm = None
+        self._steps_done += self._steps
         sampled = self._core.end(self._steps)
         self._count_kv(self._core.peak_blocks * self._block_tokens)
         self._busy_seconds += (self._changed_ns - self._began_ns) / 1e9

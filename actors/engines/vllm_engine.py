@@ -135,6 +135,9 @@ class VllmEngine:
             peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
 
+    def work_done(self) -> int:
+        return self._generated
+
     async def close(self) -> None:
         for request_id in list(self._requests):
             await self.abort(request_id)

@@ -25,8 +25,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from actors.system.clock import Clock
-from actors.system.message import Message, Request
+from actors.system.clock import Clock, ThreadWork
+from actors.system.message import DescribeWork, Message, Request, WorkDone
 
 
 class ActorRef(NamedTuple):
@@ -44,7 +44,7 @@ class ActorLost(ActorError):
 
 
 class DeadlineExceeded(ActorError):
-    """No answer within the deadline; whether the actor acted, or still will, is unknown."""
+    """No answer within the deadline; whether the actor acted, or still will, is unknown. (See `Port.ask`.)"""
 
 
 class HandlerFailed(ActorError):
@@ -115,10 +115,16 @@ class Port(Protocol):
     @property
     def blobs(self) -> Blobs: ...
 
-    async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
+    async def ask[R: Message](
+        self, to: ActorRef, request: Request[R], deadline_s: float | None = None, *, unless_at_work: bool = False
+    ) -> R:
         """Send and wait for the answer.
 
         Raises `ActorLost`, `DeadlineExceeded`, `HandlerFailed` or `CannotGoOn`; never waits for an actor that is gone.
+
+        Args:
+            unless_at_work: a deadline that passes only makes the port ask what the actor has done
+                (`actors.system.patience`): it is waited for as long as it gets on. For what may rightly take long.
         """
         ...
 
@@ -131,6 +137,10 @@ class Port(Protocol):
 
         `cost` gives the seconds that it takes in virtual time, where it runs inline; it is not called on a real stage.
         """
+        ...
+
+    def thread_work(self) -> ThreadWork:
+        """What the actor's own thread has done."""
         ...
 
     def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -184,6 +194,19 @@ class Actor:
     async def stop(self) -> None:
         """Give back what the actor holds; called once, after the last message, unless the process dies."""
 
+    async def work_done(self) -> int:
+        """How much the actor has done so far: it changes at least as often as something is done that others wait for.
+
+        That is what its thread does. Those whose work is done elsewhere (by an engine, by those that they wait for
+        themselves) say how much that is.
+        """
+        work = self.port.thread_work()
+        return work.jobs + work.seconds
+
+    @handles(DescribeWork)
+    async def on_describe_work(self, _: DescribeWork) -> WorkDone:
+        return WorkDone(done=await self.work_done())
+
     def vanish(self) -> None:
         """Let go of what the operating system takes from a process that dies (locks on files), and of nothing else.
 
@@ -197,6 +220,9 @@ class Actor:
         """
         handler = self._handlers.get(type(message).tag)
         if handler is None:
-            known = ", ".join(sorted(self._handlers)) or "nothing"
+            known = ", ".join(sorted(self._handlers))
             raise LookupError(f"{type(self).__name__} does not handle {type(message).tag!r}; it handles {known}")
         return handler(self, message)
+
+
+Actor._handlers[DescribeWork.tag] = Actor.on_describe_work  # a base class is nobody's subclass

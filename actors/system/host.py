@@ -22,7 +22,7 @@ from typing import Any
 
 from actors.system.actor import Actor, ActorRef, Blobs, CannotGoOn, seed_for
 from actors.system.carried_folder import CarriedFolder
-from actors.system.clock import Clock, RealClock
+from actors.system.clock import Clock, RealClock, ThreadWatch, ThreadWork
 from actors.system.links import Limits
 from actors.system.mailbox import Mailbox
 from actors.system.message import Message, Request
@@ -89,17 +89,21 @@ class ActorPort:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._serial = itertools.count(1)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
+        self._thread_watch = ThreadWatch()
 
     def ask[R: Message](
-        self, to: ActorRef, request: Request[R], deadline_s: float | None = None
+        self, to: ActorRef, request: Request[R], deadline_s: float | None = None, *, unless_at_work: bool = False
     ) -> CoroutineType[Any, Any, R]:
-        return self._mailbox.ask(to, request, deadline_s)
+        return self._mailbox.ask(to, request, deadline_s, unless_at_work=unless_at_work)
 
     def tell(self, to: ActorRef, message: Message) -> None:
         self._mailbox.tell(to, message)
 
     async def offload[T](self, cost: Callable[[], float], work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._thread_watch.do, work)
+
+    def thread_work(self) -> ThreadWork:
+        return self._thread_watch.work()
 
     def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

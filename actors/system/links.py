@@ -5,7 +5,8 @@ Invariants:
 - a lane sends when nothing of it is under way, or when a whole frame is full and fewer than `window` are under way;
   so light traffic coalesces, and heavy traffic keeps both ends busy;
 - a frame whose outcome is unknown is sent again, byte for byte, until the peer answers it or is known to be dead;
-- each ask ends: with its answer, its deadline, the peer's death, or after `give_up_s` of unreachability;
+- each ask ends: with its answer, its deadline (`patience` says when that is), the peer's death, or after `give_up_s` of
+  unreachability;
 - an ask that ended, for whatever reason, is held nowhere.
 """
 
@@ -29,6 +30,7 @@ from actors.system.frames import (
     unpack_answers,
 )
 from actors.system.message import Message, MessageError, Request, from_fields
+from actors.system.patience import NEVER_SEEN, Looks, gave_up
 
 
 class PeerDied(Exception):
@@ -105,6 +107,47 @@ class _Lane:
         self.size = 0
 
 
+class _Deadline:
+    """When an ask is given up, if its answer has not come by then, and `looks` does not say otherwise."""
+
+    __slots__ = ("_answer", "_looks", "_loop", "_peer", "_seconds", "_timer", "seen", "tag")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        answer: asyncio.Future[Any],
+        peer: str,
+        tag: str,
+        looks: Looks | None,
+    ) -> None:
+        self._loop, self._seconds, self._answer, self._peer, self.tag = loop, seconds, answer, peer, tag
+        self._looks = looks
+        self.seen: object = NEVER_SEEN
+        self.wait_on()
+
+    def wait_on(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._late)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def over(self) -> bool:
+        return self._answer.done()
+
+    def give_up(self) -> None:
+        text = gave_up(self._peer, self.tag, self._seconds, self.seen)
+        self._answer.set_exception(DeadlineExceeded(text))
+
+    def _late(self) -> None:
+        if self.over():
+            return
+        if self._looks is None:
+            self.give_up()
+        else:
+            self._looks.late(self._peer, self)
+
+
 class Link:
     """All that `sender` (name, incarnation) says to one incarnation of one peer."""
 
@@ -134,10 +177,13 @@ class Link:
         self._asks: dict[int, asyncio.Future[Any]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._watched = False
+        self._looks = Looks(lambda _, request, deadline_s: self.ask(request, deadline_s), self._spawn)
 
     # --- saying -------------------------------------------------------------------------------
 
-    async def ask[R: Message](self, request: Request[R], deadline_s: float | None) -> R:
+    async def ask[R: Message](
+        self, request: Request[R], deadline_s: float | None, *, unless_at_work: bool = False
+    ) -> R:
         """See `Port.ask`."""
         if self.lost is not None:
             raise ActorLost(f"{self.peer}: {self.lost}")
@@ -150,14 +196,16 @@ class Link:
             self._schedule(lane)
         if not self._watched:
             self.watch()
-        timer = None
+        deadline = None
         if deadline_s is not None:
-            timer = self._loop.call_later(deadline_s, self._expire, answer, request.tag, deadline_s)
+            deadline = _Deadline(
+                self._loop, deadline_s, answer, self.peer, request.tag, self._looks if unless_at_work else None
+            )
         try:
             return await answer
         finally:
-            if timer is not None:
-                timer.cancel()
+            if deadline is not None:
+                deadline.cancel()
             if self._asks.pop(id, None) is not None:
                 lane.withdraw(id)
 
@@ -173,10 +221,6 @@ class Link:
         if not self._watched and self.lost is None:
             self._watched = True
             self._spawn(self._poll())
-
-    def _expire(self, answer: asyncio.Future[Any], tag: str, deadline_s: float) -> None:
-        if not answer.done():
-            answer.set_exception(DeadlineExceeded(f"{self.peer} has not answered {tag!r} within {deadline_s:g} s"))
 
     # --- sending ------------------------------------------------------------------------------
 

@@ -58,13 +58,13 @@ class Mailbox:
         return self._links.get(name)
 
     def ask[R: Message](
-        self, to: ActorRef, request: Request[R], deadline_s: float | None = None
+        self, to: ActorRef, request: Request[R], deadline_s: float | None = None, *, unless_at_work: bool = False
     ) -> CoroutineType[Any, Any, R]:
         """See `Port.ask`."""
         link = self._links.get(to.name)
         if link is None:
             return self._refuse(to)
-        return link.ask(request, deadline_s)
+        return link.ask(request, deadline_s, unless_at_work=unless_at_work)
 
     async def _refuse(self, to: ActorRef) -> Any:
         raise ActorLost(f"{to.name}: {self.name} was not introduced to it")

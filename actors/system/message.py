@@ -61,6 +61,18 @@ class Done(Message, tag="done"):
     """The answer of handlers that have nothing to say but that they are through."""
 
 
+class WorkDone(Message, tag="work.done"):
+    """How much an actor has done (`Actor.work_done`)."""
+
+    done: int
+
+
+class DescribeWork(Request[WorkDone], tag="work.describe"):
+    """Asked of those who keep others waiting; each actor answers it."""
+
+    lane: ClassVar[Literal["work", "control"]] = "control"
+
+
 def plain(value: Any) -> Any:
     """msgpack's hook for nested models: their fields, without a copy through `model_dump`."""
     if isinstance(value, BaseModel):

@@ -18,8 +18,9 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from actors.system.actor import ActorRef, BlobRef, DeadlineExceeded, seed_for
-from actors.system.clock import Clock
+from actors.system.clock import Clock, ThreadWork
 from actors.system.message import Message, Request
+from actors.system.patience import NEVER_SEEN, Looks, gave_up
 from actors.system.virtual_loop import NS, VirtualLoop
 
 if TYPE_CHECKING:
@@ -61,14 +62,23 @@ class VirtualPort:
         self._stage, self._member, self._loop = stage, member, stage.loop
         self._serial = itertools.count(1)
         self._thread = asyncio.Lock()
+        self._jobs = 0
+        self._job_seconds = 0
+        self._job_began_ns: int | None = None
+        self._looks = Looks(self.ask, self._start_look)
 
-    async def ask[R: Message](self, to: ActorRef, request: Request[R], deadline_s: float | None = None) -> R:
+    async def ask[R: Message](
+        self, to: ActorRef, request: Request[R], deadline_s: float | None = None, *, unless_at_work: bool = False
+    ) -> R:
         """See `Port.ask`."""
         answer: asyncio.Future[R] = asyncio.Future()  # Future[R](loop=...) would make two dictionaries
         name = to.name
         target = self._post.send(self._member, name, request, answer)
         deadlines = self._deadlines
-        ask = None if deadline_s is None else deadlines.add(deadline_s, answer, self.name, name, request.tag)
+        ask = None
+        if deadline_s is not None:
+            looks = self._looks if unless_at_work else None
+            ask = deadlines.add(deadline_s, answer, self.name, name, request.tag, looks)
         try:
             return await answer
         finally:
@@ -84,8 +94,24 @@ class VirtualPort:
     async def offload[T](self, cost: Callable[[], float], work: Callable[[], T]) -> T:
         """See `Port.offload`."""
         async with self._thread:
-            await asyncio.sleep(cost())
-            return work()
+            began = self._job_began_ns = self._loop.now_ns()
+            try:
+                await asyncio.sleep(cost())
+                return work()
+            finally:
+                self._job_began_ns = None
+                self._jobs += 1
+                self._job_seconds += (self._loop.now_ns() - began) // NS
+
+    def thread_work(self) -> ThreadWork:
+        """See `Port.thread_work`: a job works all the time that it is said to take."""
+        began = self._job_began_ns
+        now = 0 if began is None else (self._loop.now_ns() - began) // NS
+        return ThreadWork(self._jobs, self._job_seconds + now)
+
+    def _start_look(self, look: Coroutine[Any, Any, None]) -> None:
+        # Not as `start_task`: what notices a deadline runs on nobody's behalf.
+        self._loop.create_task(look, context=self._member.context.copy())
 
     def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """See `Port.start_task`."""
@@ -107,13 +133,25 @@ class VirtualPort:
 
 
 class _Ask:
-    """An ask that is given up at a time, if its answer has not come by then."""
+    """An ask that is given up at a time, if its answer has not come by then, and `looks` does not say otherwise."""
 
-    __slots__ = ("answer", "source", "tag", "target", "until_ns")
+    __slots__ = ("answer", "deadline_s", "deadlines", "looks", "seen", "source", "tag", "target", "until_ns")
 
-    def __init__(self, until_ns: int, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> None:
-        self.until_ns, self.source, self.target, self.tag = until_ns, source, target, tag
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        deadline_s: float,
+        answer: asyncio.Future[Any],
+        source: str,
+        target: str,
+        tag: str,
+        looks: Looks | None,
+    ) -> None:
+        self.deadlines, self.deadline_s, self.looks = deadlines, deadline_s, looks
+        self.source, self.target, self.tag = source, target, tag
         self.answer: asyncio.Future[Any] | None = answer
+        self.until_ns = 0
+        self.seen: object = NEVER_SEEN
 
     def over(self) -> bool:
         return self.answer is None or self.answer.done()
@@ -122,31 +160,61 @@ class _Ask:
         """Nobody waits any more: the answer is kept alive for no longer, however long the ask stands in line."""
         self.answer = None
 
+    def late(self) -> None:
+        """Its time has come."""
+        if self.looks is None:
+            self.give_up()
+        else:
+            self.looks.late(self.target, self)
+
+    def give_up(self) -> None:
+        assert self.answer is not None, "somebody waits"
+        self.deadlines.note("late", self.target, self.source, self.tag)
+        text = gave_up(self.target, self.tag, self.deadline_s, self.seen)
+        self.answer.set_exception(DeadlineExceeded(text))
+
+    def wait_on(self) -> None:
+        self.deadlines.queue(self)
+
 
 class Deadlines:
     """When asks are given up. Those of one deadline end in the order in which they began, so each has a queue."""
 
     def __init__(self, loop: VirtualLoop, note: Callable[..., None]) -> None:
-        self._loop, self._note = loop, note
+        self._loop, self.note = loop, note
         self._queues: dict[float, tuple[int, deque[_Ask]]] = {}
         """By deadline in seconds: that in nanoseconds, and who waits."""
         self._set: dict[float, None] = {}
         """Deadlines with a timer that is yet to ring."""
 
-    def add(self, deadline_s: float, answer: asyncio.Future[Any], source: str, target: str, tag: str) -> _Ask:
-        """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`."""
+    def add(
+        self,
+        deadline_s: float,
+        answer: asyncio.Future[Any],
+        source: str,
+        target: str,
+        tag: str,
+        looks: Looks | None = None,
+    ) -> _Ask:
+        """Fail `answer` with `DeadlineExceeded` if it is not there in `deadline_s`, and `looks`, if given, agrees."""
+        ask = _Ask(self, deadline_s, answer, source, target, tag, looks)
+        self.queue(ask)
+        return ask
+
+    def queue(self, ask: _Ask) -> None:
+        """Its time begins now."""
+        deadline_s = ask.deadline_s
         if deadline_s not in self._queues:
             self._queues[deadline_s] = round(deadline_s * NS), deque()
         deadline_ns, queue = self._queues[deadline_s]
         while queue and queue[0].over():
             queue.popleft()
-        ask = _Ask(self._loop.now_ns() + deadline_ns, answer, source, target, tag)
+        ask.until_ns = self._loop.now_ns() + deadline_ns
         queue.append(ask)
         # One timer for each deadline is enough: it rings for somebody who asked before. But where orders are explored,
         # each callback is a draw, and a seed's order stays what it was only if there are as many as ever.
         if len(queue) == 1 and (deadline_s not in self._set or self._loop.explores):
             self._set_timer(deadline_s, queue)
-        return ask
 
     def _set_timer(self, deadline_s: float, queue: deque[_Ask]) -> None:
         self._set[deadline_s] = None
@@ -156,9 +224,7 @@ class Deadlines:
         self._set.pop(deadline_s, None)
         while queue and (queue[0].until_ns <= self._loop.now_ns() or queue[0].over()):
             ask = queue.popleft()
-            if ask.answer is not None and not ask.answer.done():
-                self._note("late", ask.target, ask.source, ask.tag)
-                text = f"{ask.target} has not answered {ask.tag!r} within {deadline_s:g} s"
-                ask.answer.set_exception(DeadlineExceeded(text))
+            if not ask.over():
+                ask.late()
         if queue:
             self._set_timer(deadline_s, queue)

@@ -179,7 +179,7 @@ async def _play(port: Port, rollout: ActorRef, wanted: Wanted, limits: DialogueL
         temperature=wanted.settings.temperature,
     )
     try:
-        finished = await port.ask(rollout, request, ROLLOUT_DEADLINE_S)
+        finished = await port.ask(rollout, request, ROLLOUT_DEADLINE_S, unless_at_work=True)
     except CannotGoOn:  # the archive can't be written, say: so it will be with all that follow
         raise
     except ActorError as error:

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+import actors.balancer
 from actors.balancer import BalancerActor
 from actors.messages import (
     AcquireLease,
@@ -21,6 +24,7 @@ from actors.messages import (
     TurnEnded,
 )
 from actors.system.actor import Actor, ActorRef, handles
+from actors.system.message import DescribeWork
 from policies.balancing import BalancerOptions, Capacity, HeldLease, Lease, Wish
 from policies.trajectory import WeightsVersion
 from tests.support.in_process_stage import InProcessStage
@@ -184,8 +188,16 @@ class Director(Actor):
 
 
 class Generator(Actor):
+    """Answers all but the first `unheard` times that it is asked what it is."""
+
+    def __init__(self, unheard: int = 0) -> None:
+        self.unheard = unheard
+
     @handles(DescribeGenerator)
     async def on_describe(self, _: DescribeGenerator) -> GeneratorStatus:
+        self.unheard -= 1
+        if self.unheard >= 0:
+            await asyncio.Event().wait()
         return GeneratorStatus(
             capacity=capacity(),
             engine="none",
@@ -200,10 +212,12 @@ class Generator(Actor):
         )
 
 
-async def started_again(stage: InProcessStage, *held: HeldLease, gate_open: bool = True) -> None:
+async def started_again(
+    stage: InProcessStage, *held: HeldLease, gate_open: bool = True, generator: Generator | None = None
+) -> None:
     await stage.host("director", Director(gate_open))
     await stage.host("rollout-0", Rollouts(*held))
-    await stage.host("g", Generator())
+    await stage.host("g", generator or Generator())
     balancer = BalancerActor(
         options=BalancerOptions(strategy="worst_case"),
         director=ActorRef("director"),
@@ -239,3 +253,35 @@ async def test_a_balancer_that_was_started_again_finds_the_gate_as_it_was() -> N
         assert not waiting.done()
         await stage.port.ask(BALANCER, OpenGate(version=WeightsVersion(0, 1)))
         assert (await asyncio.wait_for(waiting, 2)).lease is not None
+
+
+async def test_a_balancer_that_was_started_again_has_a_generator_back_that_was_busy_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(actors.balancer, "RECOVERY_DEADLINE_S", 0.02)
+    async with InProcessStage() as stage:
+        await started_again(stage, generator=Generator(unheard=2))
+        assert (await asyncio.wait_for(stage.port.ask(BALANCER, acquire("a")), 2)).lease is not None
+
+
+async def test_a_lease_is_waited_for_as_long_as_generators_work_or_the_gate_is_to_be_opened() -> None:
+    async with InProcessStage() as stage:
+        await staged(stage)
+        generator = await stage.host("g", Generator())
+
+        async def work_done() -> int:
+            return (await stage.port.ask(BALANCER, DescribeWork())).done
+
+        idle = await work_done()
+        assert await work_done() == idle
+        await stage.port.ask(BALANCER, acquire("a"))
+        granted = await work_done()
+        assert granted > idle
+        await stage.actors[generator.name].port.offload(lambda: 0.0, lambda: None)
+        assert await work_done() > granted
+        closing = asyncio.ensure_future(stage.port.ask(BALANCER, CloseGate()))
+        drained = await work_done()
+        assert await work_done() == drained, "it is not drained: a lease is out, and its generator does nothing"
+        await stage.port.ask(BALANCER, ReleaseLease(rollout="a"))
+        await closing
+        assert await work_done() != await work_done()

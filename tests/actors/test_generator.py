@@ -7,15 +7,26 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import actors.generator
 from actors.balancer import BalancerActor
 from actors.engines.simulated_engine import SimulatedOptions
 from actors.generator import FORGOTTEN, GeneratorActor
-from actors.messages import DescribeGenerator, ForgetRollout, SampleTurn, TurnSampled
-from actors.system.actor import ActorRef
+from actors.messages import (
+    DescribeBalancer,
+    DescribeGenerator,
+    ForgetRollout,
+    PublishWeights,
+    SampleTurn,
+    TurnSampled,
+    UpdateWeights,
+    WeightsPublished,
+)
+from actors.system.actor import Actor, ActorRef, handles
 from policies.balancing import BalancerOptions, Lease
 from policies.batching_records import BatchingLimits
 from policies.scripted import CountedTokens, Rollout, Script, ScriptedTurn
 from policies.step_cost import StepCost
+from policies.trajectory import WeightsVersion
 from tests.support.in_process_stage import InProcessStage
 
 GENERATOR = ActorRef("generator-0")
@@ -29,12 +40,14 @@ class Short(Script):
         return Rollout(1, (ScriptedTurn(4),) * 8)
 
 
+OPTIONS = SimulatedOptions(limits=BatchingLimits(kv_blocks=100), max_sequence_tokens=256, cost=NO_TIME)
+
+
 @pytest.fixture
 async def stage() -> AsyncIterator[InProcessStage]:
-    options = SimulatedOptions(limits=BatchingLimits(kv_blocks=100), max_sequence_tokens=256, cost=NO_TIME)
     async with InProcessStage() as made:
         balancer = await made.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
-        await made.host("generator-0", GeneratorActor(model="", options=options, balancer=balancer, script=Short()))
+        await made.host("generator-0", GeneratorActor(model="", options=OPTIONS, balancer=balancer, script=Short()))
         yield made
 
 
@@ -89,3 +102,38 @@ async def test_a_turn_that_is_asked_for_twice_is_sampled_once(stage: InProcessSt
     first, second = await asyncio.gather(sample(stage, turn("a")), sample(stage, turn("a")))
     assert first == second == await sample(stage, turn("a"))
     assert (await stage.port.ask(GENERATOR, DescribeGenerator(), 30)).turns_served == 1
+
+
+class BusyLearner(Actor):
+    """Gives its first weights when it `is_done`."""
+
+    def __init__(self) -> None:
+        self.is_done, self.asked = asyncio.Event(), 0
+
+    @handles(PublishWeights)
+    async def on_publish(self, _: PublishWeights) -> WeightsPublished:
+        self.asked += 1
+        await self.is_done.wait()
+        return WeightsPublished(version=WeightsVersion(0, 1), blob=(await self.port.blobs.put({})).key)
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_one_that_is_started_again_while_the_learner_is_busy_joins_with_the_learner_s_weights_alone(
+    overtaken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors.generator, "SOON_S", 0.01)
+    async with InProcessStage() as stage:
+        learner = BusyLearner()
+        balancer = await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
+        ref = await stage.host("learner", learner)
+        generator = GeneratorActor(model="", options=OPTIONS, balancer=balancer, learner=ref, script=Short())
+        await asyncio.wait_for(stage.host("generator-0", generator, incarnation=1), 5)
+        assert not (await stage.port.ask(balancer, DescribeBalancer())).loads
+        if overtaken:  # by the director, whose supervision has it join then
+            newer = UpdateWeights(version=WeightsVersion(0, 2), blob=(await stage.port.blobs.put({})).key)
+            await stage.port.ask(GENERATOR, newer)
+        learner.is_done.set()
+        await asyncio.wait_for(asyncio.gather(*stage.tasks), 5)
+        status = await stage.port.ask(GENERATOR, DescribeGenerator())
+        assert status.version == WeightsVersion(0, 2 if overtaken else 1)
+        assert len((await stage.port.ask(balancer, DescribeBalancer())).loads) == (0 if overtaken else 1)

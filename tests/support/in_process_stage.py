@@ -6,6 +6,7 @@ Messages go through the codec, so that a test also shows that what is said can b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import traceback
 from typing import Any, Self
@@ -20,8 +21,9 @@ from actors.system.actor import (
     HandlerFailed,
     seed_for,
 )
-from actors.system.clock import Clock, RealClock
-from actors.system.message import Done, Message, Request, decode, encode
+from actors.system.clock import Clock, RealClock, ThreadWatch, ThreadWork
+from actors.system.message import DescribeWork, Done, Message, Request, decode, encode
+from actors.system.patience import NEVER_SEEN
 
 
 class InProcessBlobs:
@@ -49,13 +51,32 @@ class InProcessPort:
         self.random = random.Random(seed_for(0, name))
         self.blobs = stage.blobs
         self._stage, self._ids = stage, 0
+        self._watch = ThreadWatch()
 
-    async def ask(self, to: ActorRef, request: Request, deadline_s: float | None = None) -> Any:
+    async def ask(
+        self, to: ActorRef, request: Request, deadline_s: float | None = None, *, unless_at_work: bool = False
+    ) -> Any:
+        if deadline_s is not None and unless_at_work:
+            return await self._ask_patiently(to, request, deadline_s)
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._stage.deliver(to, request)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{to.name} did not answer {request.tag} in {deadline_s} s") from error
+
+    async def _ask_patiently(self, to: ActorRef, request: Request, deadline_s: float) -> Any:
+        answer, seen = asyncio.ensure_future(self._stage.deliver(to, request)), NEVER_SEEN
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(deadline_s):
+                        return await asyncio.shield(answer)
+                done = (await self.ask(to, DescribeWork())).done
+                if done == seen:
+                    raise DeadlineExceeded(f"{to.name} did not answer {request.tag} in {deadline_s} s and does nothing")
+                seen = done
+        finally:
+            answer.cancel()
 
     def tell(self, to: ActorRef, message: Message) -> None:
         self.start_task(self._told(to, message))
@@ -67,7 +88,10 @@ class InProcessPort:
             pass  # as promised: lost silently
 
     async def offload(self, cost: Any, work: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.get_running_loop().run_in_executor(None, self._watch.do, work)
+
+    def thread_work(self) -> ThreadWork:
+        return self._watch.work()
 
     def start_task(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
