@@ -228,6 +228,8 @@ def trajectory(
     """Step through one trajectory; or branch off at a turn, with another checkpoint or temperature."""
     if turn is not None:
         host_engine_here()
+    elif checkpoint is not None or temperature is not None:
+        raise RecipeError("--checkpoint and --temperature are for a branch; say where it begins with --from-turn")
     from actors.engines.engine import EngineFailed
     from orchestration.archive.export import columns
     from orchestration.archive.source import decode_as_numbers, load_decode

@@ -41,6 +41,12 @@ def test_what_is_not_there_is_named(archive, tmp_path: Path) -> None:  # noqa: F
     assert isinstance(done.exception, RecipeError) and "holds no recipe.toml" in str(done.exception)
 
 
+@pytest.mark.parametrize("option", [("--checkpoint", "rl"), ("--temperature", "0.5")], ids=lambda option: option[0])
+def test_options_of_a_branch_need_a_place_where_it_begins(archive, option: tuple[str, str]) -> None:  # noqa: F811
+    done = run(archive, "rl/0/0/1", *option)
+    assert isinstance(done.exception, RecipeError) and "--from-turn" in str(done.exception)
+
+
 def test_weights_are_those_that_a_stage_began_with_or_that_an_evaluation_was_of(archive, tmp_path: Path) -> None:  # noqa: F811
     shutil.copytree(archive.folder, tmp_path / "archive")
     two, recorded = small_recipe(), RecordedRun(tmp_path)
