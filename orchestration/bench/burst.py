@@ -12,7 +12,7 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from orchestration.bench.mixed_calls import LIMITS, Expected, mixed_calls
 from orchestration.bench.tools import bench_mix
 
 SAMPLE_S = 1.0
+NEWS_S = 10.0
+"""How often it is told how far a burst is."""
 RESTARTS = 100
 
 
@@ -146,6 +148,7 @@ async def bench_burst(
     seed: int = 0,
     mix_seconds: float = 6.0,
     allow_weaker: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> BurstFigures:
     """Submit `calls` calls at once to `environments` actors on this machine, on a Ray of its own.
 
@@ -153,10 +156,13 @@ async def bench_burst(
         kill_every_s: kill a jail, a zygote or an init that often; 0 for never.
         mix_seconds: how long the mix is measured without actors, before and again after the burst.
         allow_weaker: also on a host that can't protect calls fully.
+        say: hears of what is done, and now and then how many calls are answered.
 
     Raises `UnprotectedCall`, as `bench_mix` does.
     """
+    say(f"the mix without actors: {mix_seconds:g} s")
     direct = [await bench_mix(mix_seconds, seed, allow_weaker)]
+    say("starting Ray")
     cores = max(1, (os.cpu_count() or 1) // environments)
     parts = [
         Part(
@@ -189,11 +195,17 @@ async def bench_burst(
         before = await _statuses(stage, refs)
         memory = _Memory()
         killer = SandboxKiller(pids_now, random.Random(seed), kill_every_s)
-        async with _beside(memory.watch()), _beside(killer.run() if kill_every_s else None):
+        say(f"{calls:,} calls are submitted")
+        async with (
+            _beside(memory.watch()),
+            _beside(killer.run() if kill_every_s else None),
+            _beside(_tell(ledger, calls, say)),
+        ):
             seconds = await _submit(pool, expected, ledger)
         await memory.look()
         after = await _statuses(stage, refs)
         retried_elsewhere = pool.retried_elsewhere
+    say(f"the mix without actors once more: {mix_seconds:g} s")
     direct.append(await bench_mix(mix_seconds, seed, allow_weaker))
     calls_per_s, mix_per_s = ledger.answered / seconds, sum(direct) / len(direct)
     left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in pids)
@@ -231,6 +243,13 @@ async def _submit(pool: EnvironmentPool, expected: list[Expected], ledger: Ledge
 
     await asyncio.gather(*(ask(each) for each in expected))
     return loop.time() - start
+
+
+async def _tell(ledger: Ledger, calls: int, say: Callable[[str], None]) -> None:
+    """Until cancelled."""
+    while True:
+        await asyncio.sleep(NEWS_S)
+        say(f"{len(ledger.latencies):,} of {calls:,} answered")
 
 
 async def _statuses(stage: RayStage, refs: list[ActorRef]) -> list[EnvironmentStatus]:

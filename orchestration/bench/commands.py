@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from orchestration.archive.commands import bench_archive
-from orchestration.terminal import AsJson, run_interruptibly, told
+from orchestration.terminal import AsJson, console, run_interruptibly, told
 
 AllowWeaker = Annotated[
     bool,
@@ -16,20 +17,27 @@ AllowWeaker = Annotated[
     ),
 ]
 
+LONGEST_S = 3600.0
+
 app = typer.Typer(no_args_is_help=True, help="Measurements, side by side in one run.")
 app.command("archive")(bench_archive)
 
 
+def _say(text: str) -> None:
+    """What is being measured, on standard error: a measurement takes minutes."""
+    console.print(f"[dim]{escape(text)}[/]")
+
+
 @app.command("mailbox")
 def bench_mailbox(
-    seconds: Annotated[float, typer.Option(help="How long each side is measured.")] = 4.0,
-    in_flight: Annotated[int, typer.Option(help="Requests outstanding at any time.")] = 3000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=LONGEST_S, help="How long each side is measured.")] = 4.0,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests outstanding at any time.")] = 3000,
     as_json: AsJson = False,
 ) -> None:
     """Mailbox requests per second against pipelined plain Ray calls."""
     from orchestration.bench.mailbox import bench_mailbox as measure
 
-    figures = run_interruptibly(measure(seconds=seconds, in_flight=in_flight))
+    figures = run_interruptibly(measure(seconds=seconds, in_flight=in_flight, say=_say))
     if as_json:
         print(figures.model_dump_json())
         return
@@ -40,9 +48,12 @@ def bench_mailbox(
 
 @app.command("burst")
 def bench_burst(
-    calls: Annotated[int, typer.Option(help="Calls that are submitted at once.")] = 45_000,
-    environments: Annotated[int, typer.Option(help="Environment actors, which share the machine's cores.")] = 2,
-    kill_every: Annotated[float, typer.Option(help="Kill a jail, zygote or init every so often, in seconds.")] = 0.0,
+    calls: Annotated[int, typer.Option(min=1, help="Calls that are submitted at once.")] = 45_000,
+    environments: Annotated[int, typer.Option(min=1, help="Environment actors, which share the machine's cores.")] = 2,
+    kill_every: Annotated[
+        float,
+        typer.Option(min=0, max=LONGEST_S, help="Kill a jail, zygote or init every so often, in seconds; 0 for never."),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the calls' order and of who is killed.")] = 0,
     allow_weaker: AllowWeaker = False,
     as_json: AsJson = False,
@@ -52,7 +63,7 @@ def bench_burst(
     from orchestration.bench.tools import UnprotectedCall
 
     with told("not measured", UnprotectedCall):
-        figures = run_interruptibly(measure(calls, environments, kill_every, seed, allow_weaker=allow_weaker))
+        figures = run_interruptibly(measure(calls, environments, kill_every, seed, allow_weaker=allow_weaker, say=_say))
     print(figures.model_dump_json() if as_json else figures.model_dump_json(indent=2))
     if not figures.flawless:
         raise SystemExit(1)
@@ -60,9 +71,11 @@ def bench_burst(
 
 @app.command("tools")
 def bench_tools(
-    seconds: Annotated[float, typer.Option(help="How long each side of each kind is measured.")] = 6.0,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds in which that is done.")] = 3,
-    concurrency: Annotated[int | None, typer.Option(help="Calls at once; by default two for each core.")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=LONGEST_S, help="How long each side of each kind is measured.")
+    ] = 6.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds in which that is done.")] = 3,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Calls at once; by default two for each core.")] = None,
     allow_weaker: AllowWeaker = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +84,7 @@ def bench_tools(
     from orchestration.bench.tools import bench_tools as measure
 
     with told("not measured", UnprotectedCall):
-        figures = run_interruptibly(measure(seconds, rounds, concurrency, allow_weaker))
+        figures = run_interruptibly(measure(seconds, rounds, concurrency, allow_weaker, say=_say))
     if as_json:
         print(figures.model_dump_json())
         return
@@ -83,16 +96,16 @@ def bench_tools(
 
 @app.command("learner")
 def bench_learner(
-    threads: Annotated[int, typer.Option(help="Compute threads of each side.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of each side.")] = 2,
     model: Annotated[list[str] | None, typer.Option(help="quickstart or llama_135m; repeatable.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Steps of each side.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Steps of each side.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokens per second and peak memory of a learner step against a plain padded step with transformers."""
     from orchestration.bench.learner import bench_learner as measure
     from orchestration.bench.learner import known_models
 
-    figures = measure(threads, known_models(model), rounds)
+    figures = measure(threads, known_models(model), rounds, say=_say)
     if as_json:
         print(figures.model_dump_json())
         return

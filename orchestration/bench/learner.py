@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -109,22 +109,28 @@ def known_models(names: Sequence[str] | None) -> list[ModelName]:
 
 
 def bench_learner(
-    threads: int, models: Sequence[ModelName] = get_args(ModelName), rounds: int | None = None
+    threads: int,
+    models: Sequence[ModelName] = get_args(ModelName),
+    rounds: int | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
 ) -> LearnerFigures:
     """Measure both sides on each model.
 
     Args:
         threads: compute threads of each side; only one side computes at a time.
         rounds: steps of each side; by default as many as the model's size allows.
+        say: hears of each step.
 
     Raises `RuntimeError` if the two sides' losses differ, or a side's process died.
     """
     return LearnerFigures(
-        models={name: _bench_model(name, threads, rounds or ROUNDS[name]) for name in models}, threads=threads
+        models={name: _bench_model(name, threads, rounds or ROUNDS[name], say) for name in models}, threads=threads
     )
 
 
-def _bench_model(name: ModelName, threads: int, rounds: int) -> ModelFigures:
+def _bench_model(name: ModelName, threads: int, rounds: int, say: Callable[[str], None]) -> ModelFigures:
+    say(f"{name}: starting both sides")
     shape, parts = shape_of(name), PARTS[name]
     steps = steps_of(sequences_for(shape.vocabulary, LONGEST), parts)
     largest = max(range(parts), key=lambda number: max(padded_tokens(batch) for batch in passes(steps[number])))
@@ -137,6 +143,7 @@ def _bench_model(name: ModelName, threads: int, rounds: int) -> ModelFigures:
         )
         packed_memory, plain_memory = packed_side.memory(largest), plain_side.memory(largest)
         for number in range(rounds):
+            say(f"{name}: step {number + 1} of {rounds}, each side in turn")
             packed_steps.append(packed_side.time(number % parts))
             plain_steps.append(plain_side.time(number % parts))
     taken = [steps[number % parts] for number in range(rounds)]

@@ -51,8 +51,11 @@ class MailboxFigures(BaseModel):
     rounds: int
 
 
-async def bench_mailbox(seconds: float = 6.0, in_flight: int = 3000, rounds: int = 3) -> MailboxFigures:
-    """Measure both sides for `seconds` each, in alternating rounds, on a Ray of its own."""
+async def bench_mailbox(
+    seconds: float = 6.0, in_flight: int = 3000, rounds: int = 3, *, say: Callable[[str], None] = lambda text: None
+) -> MailboxFigures:
+    """Measure both sides for `seconds` each, in alternating rounds, on a Ray of its own; `say` hears of each side."""
+    say("starting Ray")
     async with RayStage(seed=0, name="bench", cpus=2) as stage:
         (echo,) = await stage.spawn(Part(name="echo", actor=EchoActor))
         plain = PlainRayEcho(Parcel.__module__)
@@ -67,6 +70,7 @@ async def bench_mailbox(seconds: float = 6.0, in_flight: int = 3000, rounds: int
             await _keep_in_flight(send, in_flight, 0.5)
         for _ in range(rounds):
             for name, send in sides.items():
+                say(f"{name}: {seconds / rounds:.1f} s")
                 gc.collect()
                 count, wall = await _keep_in_flight(send, in_flight, seconds / rounds)
                 replies[name] += count

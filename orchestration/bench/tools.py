@@ -81,13 +81,18 @@ class UnprotectedCall(RuntimeError):
 
 
 async def bench_tools(
-    seconds: float = 6.0, rounds: int = 3, concurrency: int | None = None, allow_weaker: bool = False
+    seconds: float = 6.0,
+    rounds: int = 3,
+    concurrency: int | None = None,
+    allow_weaker: bool = False,
+    *,
+    say: Callable[[str], None] = lambda text: None,
 ) -> ToolFigures:
     """Measure each kind on both sides for `seconds` each, in alternating rounds.
 
     `concurrency` calls run at once on either side, by default two for each core, so that no core waits for the kernel
     to take a process apart. With `allow_weaker` a host that can't protect calls fully is measured, too, and the figures
-    say what it lacks.
+    say what it lacks. `say` hears of each kind.
 
     Raises `UnprotectedCall`, or `RuntimeError` if a program did not print what it should.
     """
@@ -101,6 +106,7 @@ async def bench_tools(
                 ThreadPoolExecutor(concurrency) as threads,
             ):
                 for name, kind in KINDS.items():
+                    say(f"{name}: {rounds} rounds of {seconds / rounds:.1f} s for each side")
                     spawn = PlainSpawns(Path(folder) / f"call_{name}.py", kind, threads)
                     kinds[name] = await _compare(_ours(pool, kind), spawn.run, concurrency, seconds, rounds)
     finally:

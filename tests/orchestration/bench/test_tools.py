@@ -19,8 +19,10 @@ FIVE = Confirmed(calls=5, init=5, own_user=5, seccomp=5, no_rights=5, memory_lim
 @pytest.mark.slow
 async def test_both_sides_are_measured_for_every_kind_and_every_call_is_confirmed():
     weaker = os.geteuid() != 0
-    figures = await bench_tools(seconds=0.2, rounds=1, concurrency=1, allow_weaker=weaker)
+    said: list[str] = []
+    figures = await bench_tools(seconds=0.2, rounds=1, concurrency=1, allow_weaker=weaker, say=said.append)
     assert list(figures.kinds) == list(KINDS) == ["trivial", "numpy", "sympy"]
+    assert [line.split(":")[0] for line in said] == list(KINDS), "what is measured is told before it is"
     for kind in figures.kinds.values():
         assert kind.ours_calls >= 1 and kind.spawn_calls >= 1
         assert kind.ratio == pytest.approx(kind.ours_per_s / kind.spawn_per_s)
