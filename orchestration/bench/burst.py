@@ -160,8 +160,7 @@ async def bench_burst(
 
     Raises `UnprotectedCall`, as `bench_mix` does.
     """
-    say(f"the mix without actors: {mix_seconds:g} s")
-    direct = [await bench_mix(mix_seconds, seed, allow_weaker)]
+    direct = [await bench_mix(mix_seconds, seed, allow_weaker, say=say)]
     say("starting Ray")
     cores = max(1, (os.cpu_count() or 1) // environments)
     parts = [
@@ -205,8 +204,7 @@ async def bench_burst(
         await memory.look()
         after = await _statuses(stage, refs)
         retried_elsewhere = pool.retried_elsewhere
-    say(f"the mix without actors once more: {mix_seconds:g} s")
-    direct.append(await bench_mix(mix_seconds, seed, allow_weaker))
+    direct.append(await bench_mix(mix_seconds, seed, allow_weaker, say=say))
     calls_per_s, mix_per_s = ledger.answered / seconds, sum(direct) / len(direct)
     left = len(sandbox_processes()) + sum(len(list(cgroups_of(pid))) for pid in pids)
     quantiles = np.quantile(ledger.latencies, (0.5, 0.9, 0.99, 1.0)).tolist()

@@ -126,10 +126,12 @@ def _two_for_each_core() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-async def bench_mix(seconds: float, seed: int, allow_weaker: bool = False) -> float:
+async def bench_mix(
+    seconds: float, seed: int, allow_weaker: bool = False, *, say: Callable[[str], None] = lambda text: None
+) -> float:
     """Calls of `mixed_calls` per second, on interpreters of their own at the default concurrency.
 
-    Raises as `bench_tools` does.
+    `say` hears when it begins. Raises as `bench_tools` does.
     """
     concurrency = _two_for_each_core()
     pool = Interpreters(mixed_calls.LIMITS, workers=concurrency, run_id="bench-mix")
@@ -143,6 +145,7 @@ async def bench_mix(seconds: float, seed: int, allow_weaker: bool = False) -> fl
 
     try:
         async with protecting(pool, allow_weaker):
+            say(f"the mix without actors: {seconds:g} s")
             await _keep_running(run, concurrency, 1.0)  # warm up: zygotes import
             count, wall = await _keep_running(run, concurrency, seconds)
     finally:
