@@ -39,11 +39,14 @@ def render(recipe: Recipe, stage: str, rehearsals: list[Rehearsal]) -> str:
         _section("Makespan", "Against the lower bound, which no schedule can beat.", _makespans(rehearsals)),
         _section("KV in use", "Mean over all engines.", _kv_over_time(rehearsals)),
     ]
+    # The same scales for all: a colour means the same, and what is shorter looks so.
+    most = max((count for each in rehearsals for row in each.series.running for count in row), default=0)
+    seconds = max((each.series.seconds[-1] for each in rehearsals if each.series.seconds), default=0.0)
     sections += [
         _section(
             f"Engines under {each.strategy}",
             "One row for each engine; the colour is how many requests it has, and white is an idle engine.",
-            _gantt(each),
+            _gantt(each, most=most, seconds=seconds),
         )
         for each in rehearsals
     ]
@@ -78,7 +81,9 @@ def _section(title: str, caption: str, figure: go.Figure) -> str:
         margin={"l": 60, "r": 20, "t": 10, "b": 45},
         height=320,
     )
-    drawn = figure.to_html(full_html=False, include_plotlyjs=False)
+    # Plotly's buttons would lie on the legend.
+    config = {"displayModeBar": False, "responsive": True}
+    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<h2>{escape(title)}</h2><p>{escape(caption)}</p>{drawn}"
 
 
@@ -105,7 +110,8 @@ def _kv_over_time(rehearsals: list[Rehearsal]) -> go.Figure:
     return figure
 
 
-def _gantt(rehearsal: Rehearsal) -> go.Figure:
+def _gantt(rehearsal: Rehearsal, *, most: int, seconds: float) -> go.Figure:
+    """Args: `most` requests have the darkest colour, and the time goes on until `seconds`."""
     series = rehearsal.series
     engines = [f"generator-{index}" for index in range(len(series.running[0]))] if series.running else []
     columns = [list(row) for row in zip(*series.running, strict=True)]
@@ -115,10 +121,11 @@ def _gantt(rehearsal: Rehearsal) -> go.Figure:
             y=engines,
             z=columns,
             zmin=0,
+            zmax=most,
             colorscale=[[0, "#ffffff"], [0.001, "#d5e8f5"], [1, "#00456f"]],
             colorbar={"title": "requests"},
         )
     )
-    figure.update_xaxes(title="seconds")
+    figure.update_xaxes(title="seconds", range=[0, seconds])
     figure.update_yaxes(showticklabels=len(engines) <= 16)
     return figure

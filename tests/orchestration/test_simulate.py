@@ -1,6 +1,7 @@
 """`greenroom simulate`: figures that agree with a count of one's own, a page, and clear refusals."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,9 @@ def test_strategies_are_compared_on_the_same_work(recipe_file: Path, tmp_path: P
     assert found["events"] == worst["events"] + ours["events"]
     page = Path(found["page"]).read_text()
     assert "heatmap" in page and "KV in use" in page and "predictive" in page
+    assert len(re.findall(r'"zmax":(\d+)', page)) == 2 and len(set(re.findall(r'"zmax":(\d+)', page))) == 1, (
+        "a colour means the same under each strategy"
+    )
     assert (
         simulated(recipe_file, tmp_path, "--strategies", "worst_case,predictive")["trace_hash"] == found["trace_hash"]
     )
