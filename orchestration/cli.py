@@ -16,6 +16,7 @@ from rich.console import Console
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
+from env.image import ImageIncomplete
 from orchestration import drill_commands
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
@@ -275,7 +276,7 @@ def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
     try:
         app(standalone_mode=True)
-    except (RecipeError, DataError, TemplateUnusable) as error:
+    except (RecipeError, DataError, TemplateUnusable, ImageIncomplete) as error:
         console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
 
