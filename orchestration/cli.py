@@ -32,6 +32,7 @@ from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
 from orchestration.side_by_side import usable_cores
+from orchestration.software import software_versions
 from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
@@ -46,6 +47,21 @@ app.command()(evaluation_commands.evaluate)
 app.command()(chat_commands.chat)
 app.command("serve-tools")(serve_tools)
 app.command()(drill_commands.drill)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print("\n".join(f"{name} {version}" for name, version in software_versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def greenroom(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None: ...
+
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
