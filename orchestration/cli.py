@@ -31,7 +31,7 @@ from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
-from orchestration.side_by_side import usable_cores
+from orchestration.side_by_side import WorkerLost, usable_cores
 from orchestration.software import software_versions
 from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
@@ -209,7 +209,7 @@ def simulate(
     script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
     chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     service = None if tools is None else service_times(tools)
-    with ending_cleanly(), told("the simulation failed", RehearsalFailed):
+    with ending_cleanly(), told("the simulation failed", RehearsalFailed, WorkerLost):
         if events is not None:
             simulation.print_events(chosen[0], events)
             return
