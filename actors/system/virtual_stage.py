@@ -70,7 +70,8 @@ class VirtualStage:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop), "open a virtual stage inside run_virtual()"
+        if not isinstance(loop, VirtualLoop):
+            raise ValueError("open a virtual stage inside run_virtual()")
         self.loop = loop
         self.post = Post(
             loop,

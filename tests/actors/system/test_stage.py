@@ -52,6 +52,11 @@ def test_nothing_else_of_ray_is_asked_for_on_a_stage_that_is_not_open(tmp_path: 
     asyncio.run(scene())
 
 
+def test_a_virtual_stage_is_refused_on_an_ordinary_loop() -> None:
+    with pytest.raises(ValueError, match=r"inside run_virtual\(\)"):
+        asyncio.run(VirtualStage(seed=0).__aenter__())
+
+
 def test_who_asks_on_a_closed_virtual_stage_is_told_and_does_not_wait() -> None:
     async def scene() -> None:
         async with VirtualStage(seed=0) as stage:
