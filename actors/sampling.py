@@ -18,6 +18,7 @@ from actors.messages import DescribeGenerator, FindRollouts, LeaveWave, ReadRoll
 from actors.supervision import RETURN_S, insist, patiently
 from actors.system.actor import ActorError, ActorLost, ActorRef, CannotGoOn, Port, last_line
 from actors.system.clock import seconds_since
+from env.image import Image
 from policies.attempts import Attempts
 from policies.dialogue import DialogueLimits
 from policies.run_progress import Figures
@@ -38,7 +39,7 @@ class SandboxBroken(CannotGoOn):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"{why}. `greenroom train RECIPE --dry-run` tries the sandbox; `make setup` makes its image anew"
+            f"{why}. `greenroom train RECIPE --dry-run` tries the sandbox; `{Image().remedy}` makes its image"
         )
 
 

@@ -47,8 +47,12 @@ class CallScheduler:
     """
 
     def __init__(self, runs: Runs, *, cores: int, workers: int) -> None:
-        """`cores` calls run at once, up to `workers` while cores are idle; `runs` must bear that many."""
-        assert 1 <= cores <= workers, (cores, workers)
+        """`cores` calls run at once, up to `workers` while cores are idle; `runs` must bear that many.
+
+        Raises `ValueError` for fewer than one core, or more than workers.
+        """
+        if not 1 <= cores <= workers:
+            raise ValueError(f"cores must be from 1 to the number of workers, {workers}, not {cores}")
         self._runs, self._cores, self._workers = runs, cores, workers
         self._at_once = cores
         self._waiting: OrderedDict[asyncio.Future[ToolResult], ToolCall] = OrderedDict()

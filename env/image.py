@@ -8,7 +8,8 @@ Invariants:
 - beside them lies our backend for matplotlib (`env.figure_files`);
 - a stamp names what `.sandbox/` holds, and is written last: a half-built folder is never taken for a built one.
 
-`python -m env.image` builds it and returns at once when there is nothing to do.
+`python -m env.image` builds it and returns at once when there is nothing to do. (`python -P -m env.image` where the
+working directory has an `env` of its own.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,6 +83,19 @@ class Image:
         libraries = {} if self.libraries is None else installed_packages(self.libraries)
         return {"python": platform.python_version()} | dict(sorted(libraries.items()))
 
+    @property
+    def remedy(self) -> str:
+        """The command that makes the libraries: a checkout has its set-up, an installed package this module alone."""
+        project = PROJECT / ".sandbox"
+        if (self.libraries, self.requirements) == (project, REQUIREMENTS) and (PROJECT / "Makefile").is_file():
+            return "make setup"
+        command = [sys.executable, "-P", "-m", "env.image"]
+        if self.libraries not in (None, project):
+            command += ["--libraries", str(self.libraries)]
+        if self.requirements != REQUIREMENTS:
+            command += ["--requirements", str(self.requirements)]
+        return shlex.join(command)
+
     def check(self) -> None:
         """Raises `ImageIncomplete` if a part is missing or out of date."""
         for path, what in ((self.executable, "interpreter"), (self.standard_library / "os.py", "standard library")):
@@ -93,14 +108,14 @@ class Image:
             return
         stamp = self.libraries / _STAMP
         if not stamp.is_file():
-            raise ImageIncomplete(f"the sandbox's libraries are not built in {self.libraries}; run `make setup`")
+            raise ImageIncomplete(f"the sandbox's libraries are not built in {self.libraries}; run `{self.remedy}`")
         if stamp.read_text() != fingerprint(self.requirements):
-            raise ImageIncomplete(f"the sandbox's libraries in {self.libraries} are out of date; run `make setup`")
+            raise ImageIncomplete(f"the sandbox's libraries in {self.libraries} are out of date; run `{self.remedy}`")
         missing = missing_packages(self.libraries, self.requirements)
         if missing:
             raise ImageIncomplete(
                 f"the sandbox's libraries in {self.libraries} lack {', '.join(missing)}; remove that folder "
-                "and run `make setup`"
+                f"and run `{self.remedy}`"
             )
 
 
@@ -212,7 +227,11 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     image = Image(libraries=arguments.libraries.resolve(), requirements=arguments.requirements)
-    print(f"sandbox libraries: {'built' if build(image) else 'up to date'} in {image.libraries}")
+    try:
+        built = build(image)
+    except (ImageIncomplete, OSError) as error:  # the installer's own words; a folder that can't be written to
+        raise SystemExit(f"error: the sandbox's libraries could not be built: {error}") from None
+    print(f"sandbox libraries: {'built' if built else 'up to date'} in {image.libraries}")
 
 
 if __name__ == "__main__":

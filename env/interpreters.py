@@ -36,7 +36,11 @@ SANDBOX = "nsjail"
 
 
 class Interpreters:
-    """A pool of sandboxed interpreters. Belongs to the event loop on which `run` is first called."""
+    """A pool of sandboxed interpreters.
+
+    Belongs to the event loop on which it is first used. What it does raises `RuntimeError` on another one, where nobody
+    would hear of what jails say; but for `close`, once the first loop is closed, if there were no sessions.
+    """
 
     def __init__(
         self,
@@ -78,10 +82,14 @@ class Interpreters:
         self._session_options = sessions or SessionOptions()
         self._opening: asyncio.Task[Sessions] | None = None
         self._tasks: dict[asyncio.Task[ToolResult], Running] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def isolation(self) -> Isolation:
-        """What keeps calls apart; starts it if no call has yet. Raises `OSError` if it can't be started."""
+        """What keeps calls apart; starts it if no call has yet. Raises `OSError` if it can't be started any more."""
+        self._own_loop()
+        if self._closed:
+            raise OSError("these interpreters are closed")
         return await self._started()
 
     async def describe(self) -> SandboxDescription:
@@ -96,12 +104,13 @@ class Interpreters:
 
         Raises `RuntimeError` after `close`, and `asyncio.CancelledError` if it is cancelled; then the program is ended.
         """
+        loop = self._own_loop()
         if self._closed:
             raise RuntimeError("these interpreters are closed")
         if wrong := _what_is_wrong(call):
             return ToolResult(id=call.id, status="invalid_call", reason=wrong)
         running = Running()
-        task = asyncio.get_running_loop().create_task(self._serve(call, running))
+        task = loop.create_task(self._serve(call, running))
         self._tasks[task] = running
         task.add_done_callback(self._forget)
         try:
@@ -112,6 +121,9 @@ class Interpreters:
 
     async def close(self) -> None:
         """End what runs, and give back everything. Calls that still wait or run get a `sandbox_failure`."""
+        gone = self._loop is not None and self._loop.is_closed()
+        if not gone or self._opening is not None:
+            self._own_loop()
         self._closed = True
         for running in self._tasks.values():
             running.abort()
@@ -127,6 +139,17 @@ class Interpreters:
             if not isinstance(isolation, BaseException):
                 await isolation.end_all()
                 await asyncio.to_thread(isolation.close)
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which is these interpreters' own."""
+        running = asyncio.get_running_loop()
+        self._loop = self._loop or running
+        if self._loop is not running:
+            raise RuntimeError(
+                "these interpreters belong to another event loop, the one on which they were first used; "
+                "use them there, or make others (each `asyncio.run` has a loop of its own)"
+            )
+        return running
 
     def _forget(self, task: asyncio.Task[ToolResult]) -> None:
         self._tasks.pop(task, None)
@@ -155,6 +178,7 @@ class Interpreters:
 
     async def sessions(self) -> Sessions:
         """The sessions of these interpreters. Raises `OSError` if there can't be any now."""
+        self._own_loop()
         if self._closed:
             raise OSError("these interpreters are closed")
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):

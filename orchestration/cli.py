@@ -16,6 +16,7 @@ from rich.console import Console
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
+from env.image import ImageIncomplete
 from orchestration import drill_commands
 from orchestration.archive import commands as archive_commands
 from orchestration.bench import commands as bench_commands
@@ -30,7 +31,8 @@ from orchestration.recipe_loading import load_recipe
 from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
-from orchestration.side_by_side import usable_cores
+from orchestration.side_by_side import WorkerLost, usable_cores
+from orchestration.software import software_versions
 from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
@@ -45,6 +47,21 @@ app.command()(evaluation_commands.evaluate)
 app.command()(chat_commands.chat)
 app.command("serve-tools")(serve_tools)
 app.command()(drill_commands.drill)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print("\n".join(f"{name} {version}" for name, version in software_versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def greenroom(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None: ...
+
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, such as recipes/quickstart.toml.")]
 Overrides = Annotated[
@@ -192,7 +209,7 @@ def simulate(
     script = None if workload is None else workload_for(loaded, name, workload, workload_stage)
     chosen = simulation.settings(loaded, stage=name, strategies=names, steps=steps, explore=explore, workload=script)
     service = None if tools is None else service_times(tools)
-    with ending_cleanly(), told("the simulation failed", RehearsalFailed):
+    with ending_cleanly(), told("the simulation failed", RehearsalFailed, WorkerLost):
         if events is not None:
             simulation.print_events(chosen[0], events)
             return
@@ -275,7 +292,7 @@ def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
     try:
         app(standalone_mode=True)
-    except (RecipeError, DataError, TemplateUnusable) as error:
+    except (RecipeError, DataError, TemplateUnusable, ImageIncomplete) as error:
         console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
 

@@ -17,8 +17,8 @@ from actors.system.stage import ActorStartFailed
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import held
-from orchestration.side_by_side import usable_cores
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly
+from orchestration.side_by_side import WorkerLost, usable_cores
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
 
 if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
@@ -121,7 +121,7 @@ def _drill_virtually(
     """Ends the process: 0 if all plans passed."""
     from orchestration.drill import Drill, repeat_command
 
-    with ending_cleanly():
+    with ending_cleanly(), told("the drill failed", WorkerLost):
         training = Drill(load_recipe(recipe, overrides))
         if plan is not None:
             reason = training.fault_of(_virtual(plan, first), first)

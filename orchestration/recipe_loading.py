@@ -27,7 +27,7 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
     try:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise RecipeError(f"no recipe at {path}; recipes/ holds some to begin with") from error
+        raise RecipeError(f"no recipe at {path}; the repository's recipes/ holds some to begin with") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} can't be read: {error}") from error
     except (ValueError, RecursionError) as error:  # besides its own: numbers too long, lists in lists without end

@@ -1,7 +1,8 @@
 """A run's folder.
 
-`recipe.toml` (resolved), `sandbox.json` (what the sandbox's image holds), `metrics.jsonl`, `summary.json`, `archive/`,
-`analysis.json`, `checkpoints/` (a model for each stage), `resume/` (checkpoints to go on from), `logs/`, `report.html`.
+`recipe.toml` (resolved), `software.json` (versions of greenroom and what it computes with), `sandbox.json` (what the
+sandbox's image holds), `metrics.jsonl`, `summary.json`, `archive/`, `analysis.json`, `checkpoints/` (a model for each
+stage), `resume/` (checkpoints to go on from), `logs/`, `report.html`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import tomli_w
 from actors.storage.disk import removed_on_failure, writing
 from env.image import Image
 from orchestration.recipe import Recipe, RecipeError
+from orchestration.software import software_versions
 
 LOCK_FILE = "run.lock"
 RECIPE_FILE = "recipe.toml"
 SANDBOX_FILE = "sandbox.json"
+SOFTWARE_FILE = "software.json"
 
 
 def choose_folder(recipe: Recipe, runs: Path) -> Path:
@@ -88,8 +91,10 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     write_whole(folder / RECIPE_FILE, tomli_w.dumps(data))
 
 
-def write_sandbox_versions(folder: Path) -> None:
-    """Note what programs find in this machine's sandbox, so that a replay can tell another image from it."""
+def write_versions(folder: Path) -> None:
+    """Note what a run computes with, and what programs find in this machine's sandbox, so that a replay can tell
+    another image from it. A run that is resumed has those that it was last resumed with."""
+    write_json(folder / SOFTWARE_FILE, software_versions())
     write_json(folder / SANDBOX_FILE, Image().versions())
 
 

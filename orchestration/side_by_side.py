@@ -93,7 +93,8 @@ def _hand_out(
         index = next(left, None)
         if index is not None:
             busy[pipe] = index
-            pipe.send(index)
+            with suppress(BrokenPipeError):  # it has ended: that shows when it is listened to
+                pipe.send(index)
 
     for pipe in idle:
         employ(pipe)
@@ -102,9 +103,9 @@ def _hand_out(
             pipe = cast("Connection[Any, Any]", ready)
             try:
                 what, value = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # the latter if it did not even hear what to do
                 raise WorkerLost(
-                    "a process was killed while it worked; if memory was short, run fewer at once (--jobs)"
+                    "a process ended before its work; if memory was short, run fewer at once (--jobs)"
                 ) from None
             if what == "told":
                 told(busy[pipe], value)

@@ -43,7 +43,7 @@ from orchestration.progress import Progress, format_figure
 from orchestration.recipe import Recipe
 from orchestration.report import write_report
 from orchestration.resume import Beginning
-from orchestration.run_folder import write_json, write_recipe, write_sandbox_versions
+from orchestration.run_folder import write_json, write_recipe, write_versions
 from orchestration.standing import Standing
 from orchestration.tiny_model import write_scratch_model
 from policies.dialogue import DialogueLimits
@@ -117,7 +117,7 @@ class Training:
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_recipe(self._recipe, self._folder)
-            write_sandbox_versions(self._folder)
+            write_versions(self._folder)
         try:
             await self._train()
             self._summary["finished"] = True

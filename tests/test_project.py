@@ -184,3 +184,18 @@ def test_scripts_are_executable_and_stop_at_the_first_failure() -> None:
     for script in scripts:
         assert script.stat().st_mode & 0o111, f"{script.name} is not executable"
         assert "set -euo pipefail" in script.read_text(), f"{script.name} goes on after a failure"
+
+
+def test_a_source_distribution_holds_all_of_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=PROJECT)
+    if listed.returncode:
+        pytest.skip(f"not a checkout: {listed.stderr.strip()}")
+    build = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    by_itself = {"pyproject.toml", "README.md", "LICENSE", ".gitignore"}  # hatchling takes these anyway
+    included = {name.removeprefix("/") for name in build["sdist"]["include"]}
+    assert {name.partition("/")[0] for name in listed.stdout.splitlines()} == included | by_itself
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_types_of_an_installed_package_are_used_by_whoever_imports_it(room: str) -> None:
+    assert (PROJECT / room / "py.typed").is_file()  # PEP 561: without it, checkers take nothing for typed

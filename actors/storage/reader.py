@@ -63,14 +63,16 @@ class Archive:
     Args:
         folder: holds the segments.
 
-    Raises `ArchiveError` if there is no such folder, `ArchiveCorrupt` for a schema that this version can't read.
+    Raises `ArchiveError` if there is no such folder, or it is a run's and not its archive's; `ArchiveCorrupt` for a
+    schema that this version can't read.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise ArchiveError(
-                f"there is no archive at {folder}; give a run's folder, or the folder that holds segments"
-            )
+            raise ArchiveError(f"there is no archive at {folder}; give the folder that holds segments, RUN/archive")
+        found = segments(folder)
+        if not found and (inner := folder / "archive").is_dir():
+            raise ArchiveError(f"{folder} holds no segments; the archive is in {inner}")
         self.folder = folder
         self.rows: list[IndexRow] = []
         """One for each trajectory, in the order in which they were stored."""
@@ -78,7 +80,7 @@ class Archive:
         """What opening came upon. Damage to what the index knows shows when it is read, or by `check_archive`."""
         self.unindexed = 0
         """Rows that had to be made from segments."""
-        for number, path in segments(folder):
+        for number, path in found:
             self._open_segment(number, path)
 
     def stages(self) -> list[str]:

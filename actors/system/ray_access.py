@@ -1,8 +1,9 @@
-"""Who may talk to a Ray, and with what token.
+"""Who may talk to a Ray, with what token, and where its workers find greenroom's code.
 
 Invariants:
 - a Ray of our own always has a token (`require_token`); one that takes anyone is joined only by whoever says so;
-- the token travels in the environment and in Ray's own headers, never in a command line, a message of ours or a log.
+- the token travels in the environment and in Ray's own headers, never in a command line, a message of ours or a log;
+- workers import greenroom's packages from where the driver does, whatever else goes by their names.
 
 Source: Ray's documentation, "Ray token authentication": RAY_AUTH_MODE=token; the token is in RAY_AUTH_TOKEN, in the
 file RAY_AUTH_TOKEN_PATH, or in ~/.ray/auth_token.
@@ -14,6 +15,8 @@ import importlib
 import logging
 import os
 import secrets
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +24,7 @@ import ray
 from ray import exceptions as ray_errors
 from ray._private import services
 from ray._private import worker as ray_worker
+from ray.job_config import JobConfig
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +33,9 @@ PROBE_S = 20.0
 """How long a cluster may take to answer at all."""
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A question to a cluster's head (an empty message) that it answers to whoever may talk to it."""
+_PACKAGES = ("actors", "env", "orchestration", "policies")
+_OURS = Path(__file__).resolve().parents[2]
+"""The folder that holds them."""
 TOKEN_PLACES = "RAY_AUTH_TOKEN, a file named by RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token"
 
 
@@ -121,7 +128,36 @@ def _bring_token(address: str) -> None:
 def connect_ray(address: str | None) -> None:
     """Join the Ray at `address` from this process, quietly."""
     ray_worker.print_to_stdstream = _overhear
-    ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+    ray.init(
+        address=address,
+        job_config=_OwnPackagesFirst(),
+        log_to_driver=False,
+        configure_logging=False,
+        logging_level=logging.ERROR,
+    )
+
+
+class _OwnPackagesFirst(JobConfig):
+    """What workers are told of the driver, without the folders that would hide greenroom's packages from them.
+
+    Ray has workers look for modules in the driver's working directory before they look anywhere else, also where the
+    driver does not look there at all (as a console script doesn't). An `env` or `actors` of somebody else's is found
+    there easily.
+    """
+
+    def _serialize(self) -> str:
+        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if not _hides_ours(folder)]
+        return super()._serialize()
+
+
+def _hides_ours(folder: str) -> bool:
+    """Whether one of greenroom's packages, looked for in a folder, is another one. (One without an `__init__.py` would
+    not be taken, as long as there is ours.)"""
+    found = {name: PathFinder.find_spec(name, [folder]) for name in _PACKAGES}
+    return any(
+        spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent != _OURS / name
+        for name, spec in found.items()
+    )
 
 
 def _overhear(said: dict[str, Any], **_: Any) -> None:

@@ -33,7 +33,7 @@ from actors.system.placement import Placement
 from actors.system.ray_access import join_cluster
 from actors.system.ray_fabric import RayFabric
 from actors.system.ray_placement import RayPlacement, node_of
-from actors.system.stage import Death, Part
+from actors.system.stage import Death, Part, check_open
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,8 @@ class RayStage:
         self._opened = self._closed = False
 
     async def __aenter__(self) -> Self:
+        if self._opened or self._closed:
+            raise ValueError("a stage is opened once; make another one")
         if LocalRay.open is not None:
             self._address = None
         elif self._address is not None:
@@ -147,7 +149,8 @@ class RayStage:
 
     @property
     def own_node(self) -> str:
-        """Id of the node that the driver is on."""
+        """Id of the node that the driver is on. Raises `ValueError` if the stage is not open."""
+        self._check_open()
         return self._fabric.node()
 
     async def disturb(self, ref: ActorRef, kind: FrameFaultKind, frames: int, seconds: float) -> None:
@@ -168,7 +171,9 @@ class RayStage:
         return self._cast.member(ref).state == "running"
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
-        """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources."""
+        """See `Stage.spawn`. Raises `ValueError` for names taken, classes that can't be imported, too few resources, a
+        stage that is not open."""
+        self._check_open()
         self._placement.check(parts, beside=self._cast.present())
         await self._placement.reserve(parts)
         return await self._cast.spawn(parts)
@@ -176,12 +181,17 @@ class RayStage:
     async def carry(self, folder: Path) -> CarriedFolder:
         """Pack a folder into the object store, for the arguments of parts; it stays there as long as the stage.
 
-        Raises `FolderNotCarried` if there is no room to pack it.
+        Raises `FolderNotCarried` if there is no room to pack it, `ValueError` if the stage is not open.
         """
+        self._check_open()
         with ExitStack() as stack:
             digest, archive = await asyncio.to_thread(stack.enter_context, packed(folder))
             kept = [await self._fabric.keep(piece) for piece in read_pieces(archive)]
         return CarriedFolder(str(folder), self._fabric.node(), digest, tuple(kept))
+
+    def _check_open(self) -> None:
+        # Whatever asks Ray for something where none runs would start one, with a dashboard and all that we leave out.
+        check_open(self._opened, self._closed)
 
     async def kill(self, ref: ActorRef) -> None:
         """See `Stage.kill`; returns when the death has been noticed. Raises `LookupError` for an unknown actor."""

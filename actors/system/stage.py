@@ -40,6 +40,14 @@ class ActorStartFailed(RuntimeError):
     """An actor's `__init__` or `start` raised; the text names the actor and holds the traceback."""
 
 
+def check_open(opened: bool, closed: bool) -> None:
+    """Raises `ValueError` for a stage that has not been opened yet, or is closed."""
+    if closed:
+        raise ValueError("the stage is closed; open another one")
+    if not opened:
+        raise ValueError("the stage is not open; use it within `async with`")
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """An actor's process ended without being asked to."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from actors.system.actor import Actor, ActorRef
 from actors.system.actor_faults import ActorFaultPlan
-from actors.system.stage import ActorStartFailed, Death, Part
+from actors.system.stage import ActorStartFailed, Death, Part, check_open
 from actors.system.trace import Trace
 from actors.system.virtual_loop import NS, VirtualLoop
 from actors.system.virtual_member import Member, Network
@@ -66,11 +66,12 @@ class VirtualStage:
         self._members: dict[str, Member] = {}
         self._listeners: list[Callable[[Death], None]] = []
         self._blobs: dict[str, Any] = {}
-        self._closed = False
+        self._opened = self._closed = False
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop), "open a virtual stage inside run_virtual()"
+        if not isinstance(loop, VirtualLoop):
+            raise ValueError("open a virtual stage inside run_virtual()")
         self.loop = loop
         self.post = Post(
             loop,
@@ -89,6 +90,7 @@ class VirtualStage:
         for fault in self._plan.faults:
             if fault.kind == "kill":
                 loop.call_at_ns(round(fault.at * NS), self._kill_planned, fault.actor)
+        self._opened = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,7 +126,8 @@ class VirtualStage:
     # --- coming and going -------------------------------------------------------------------------
 
     async def spawn(self, *parts: Part) -> list[ActorRef]:
-        """See `Stage.spawn`. Raises `ValueError` for names that are taken."""
+        """See `Stage.spawn`. Raises `ValueError` for names that are taken, or a stage that is not open."""
+        check_open(self._opened, self._closed)
         for part in parts:
             known = self._members.get(part.name)
             if known is not None and known.state != "gone":
@@ -228,7 +231,8 @@ class VirtualStage:
 
     async def close(self) -> None:
         """See `Stage.close`. Idempotent."""
-        if self._closed:
+        if self._closed or not self._opened:
+            self._closed = True
             return
         self._closed = self.post.closed = True
         running = [member for member in self._members.values() if member.state == "running" and member.actor]
@@ -243,6 +247,7 @@ class VirtualStage:
             except Exception:  # the stage goes on closing whatever one actor does
                 logger.exception("%s did not stop cleanly", member.name)
             member.state = "gone"
+        self._members[_DRIVER].state = "gone"  # who asks now is answered that everybody is gone
         for member in self._members.values():
             member.actor = None  # what it holds is freed now, not when the collector finds out that nobody needs it
 

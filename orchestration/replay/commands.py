@@ -119,7 +119,6 @@ def environment(
     as_json: AsJson = False,
 ) -> None:
     """Execute every stored call again, in real sandboxes, and list what comes out differently."""
-    from env.image import ImageIncomplete
     from orchestration.progress import Progress
     from orchestration.replay.environment import replay_environment, sandbox_setting
     from orchestration.replay.environment_tables import as_dict, environment_tables, image_differences
@@ -139,14 +138,11 @@ def environment(
         recorded = read_sandbox_versions(run.folder)
         other = image_differences(recorded, setting.image.versions())
         calls = sum(row.calls for row in rows)
-        try:
-            with Progress(stream=sys.stderr) as progress:
-                progress.start_stage("calls", calls)
-                found = run_interruptibly(
-                    replay_environment(run.archive.trajectories(rows), setting, on_call=progress.update)
-                )
-        except ImageIncomplete as error:
-            raise RecipeError(str(error)) from error
+        with Progress(stream=sys.stderr) as progress:
+            progress.start_stage("calls", calls)
+            found = run_interruptibly(
+                replay_environment(run.archive.trajectories(rows), setting, on_call=progress.update)
+            )
     if as_json:
         print(json.dumps(as_dict(found, other)))
     else:

@@ -152,3 +152,9 @@ async def test_a_closed_scheduler_answers_at_once():
     scheduler = CallScheduler(HeldRuns(), cores=1, workers=1)
     await scheduler.close()
     assert (await scheduler.run(ToolCall(id="late", code="1"))).status == "sandbox_failure"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(0, 2), (3, 2)])
+def test_cores_that_no_worker_can_use_are_refused(cores: int, workers: int):
+    with pytest.raises(ValueError, match=f"from 1 to the number of workers, 2, not {cores}"):
+        CallScheduler(HeldRuns(), cores=cores, workers=workers)

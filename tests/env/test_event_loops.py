@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from env.interpreters import Interpreters
-from env.tool_call import Limits, Status, ToolCall
+from env.tool_call import JUPYTER_TOOL, Limits, Status, ToolCall
 from tests.env.conftest import host_left_as_it_was, look_at_host, until
 
 
@@ -45,6 +45,24 @@ def test_an_event_loop_that_is_torn_down_takes_its_programs_with_it():
     asyncio.run(leave_one_running())
     assert look_at_host().children == 0
     asyncio.run(pools[0].close())
+
+
+def test_another_event_loop_than_the_first_is_refused():
+    with host_left_as_it_was(), asyncio.Runner() as own, asyncio.Runner() as other:
+        pool = Interpreters(Limits(), workers=1)
+        cell = ToolCall(id="a", tool=JUPYTER_TOOL, session="a", code="6 * 7")
+        assert own.run(pool.run(cell)).stdout == "42\n"
+        for use in (pool.run(ToolCall(id="b", code="1")), pool.describe(), pool.sessions(), pool.close()):
+            with pytest.raises(RuntimeError, match=r"belong to another event loop.*each `asyncio.run` has a loop"):
+                other.run(use)
+        own.run(pool.close())
+
+
+async def test_closed_interpreters_start_nothing_when_they_are_described():
+    pool = Interpreters(Limits(), workers=1)
+    await pool.close()
+    with pytest.raises(OSError, match="closed"):
+        await pool.describe()
 
 
 def test_no_workers_are_refused_with_the_number():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +36,28 @@ def test_a_built_image_is_complete_and_is_not_built_again(tmp_path: Path):
 
 
 def test_a_missing_folder_is_named_with_its_fix(tmp_path: Path):
-    with pytest.raises(ImageIncomplete, match=r"nowhere; run `make setup`"):
+    with pytest.raises(ImageIncomplete, match=r"nowhere; run `\S+ -P -m env.image --libraries \S+nowhere`"):
         Image(libraries=tmp_path / "nowhere").check()
+
+
+def test_what_makes_the_libraries_is_set_up_in_a_checkout_and_the_module_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(image, "PROJECT", tmp_path)
+    monkeypatch.setattr(image.sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
+    assert Image().remedy == f"{sys.executable} -P -m env.image"
+    (tmp_path / "Makefile").touch()
+    assert Image().remedy == "make setup"
+    requirements = tmp_path / "some of mine.txt"
+    assert Image(requirements=requirements).remedy.endswith(f"env.image --requirements '{requirements}'")
+
+
+def test_building_that_fails_ends_with_the_installers_words_and_without_a_traceback(tmp_path: Path):
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("numpy==not-a-version\n")
+    command = [sys.executable, "-m", "env.image", "--libraries", tmp_path / "x", "--requirements", requirements]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "not-a-version" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_missing_package_is_named(tmp_path: Path):

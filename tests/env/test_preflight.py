@@ -51,7 +51,7 @@ def test_a_missing_library_of_nsjail_is_named_with_its_package(tmp_path: Path, m
 
 def test_missing_sandbox_libraries_are_named(tmp_path: Path):
     (problem,) = check_host(Image(libraries=tmp_path))
-    assert str(tmp_path) in problem.missing and "make setup" in problem.fix
+    assert str(tmp_path) in problem.missing and problem.fix.endswith(f"-P -m env.image --libraries {tmp_path}`.")
 
 
 def test_a_jail_that_does_not_start_is_a_problem_with_nsjails_words(monkeypatch: pytest.MonkeyPatch):

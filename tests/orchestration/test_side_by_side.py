@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,6 +75,15 @@ def test_a_process_that_is_killed_is_told_of() -> None:
     with pytest.raises(WorkerLost, match="--jobs"):
         side_by_side(is_killed, [1, 2], jobs=2)
     assert not multiprocessing.active_children()
+
+
+def test_a_process_that_ends_before_it_hears_of_its_work_is_told_of(tmp_path: Path) -> None:
+    script = tmp_path / "without_a_main_guard.py"
+    script.write_text("from orchestration.side_by_side import side_by_side\nside_by_side(divmod, [1, 2], jobs=2)\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert "Safe importing of main module" in done.stderr, "Python says what is wrong with the script"
+    assert done.stderr.splitlines()[-1].startswith("orchestration.side_by_side.WorkerLost: a process ended before")
 
 
 def test_an_interrupt_lets_the_others_clean_up(tmp_path: Path) -> None:

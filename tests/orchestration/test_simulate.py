@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from actors.system.actor import HandlerFailed
 from env.tool_call import ToolResult
-from orchestration import rehearsing
+from orchestration import drill, rehearsing
 from orchestration.calibrate import Calibration
 from orchestration.cli import app
 from orchestration.invariants import Violation
 from orchestration.recipe import RecipeError
 from orchestration.recipe_loading import load_recipe
+from orchestration.side_by_side import WorkerLost
 from orchestration.simulate import STRATEGIES, calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
 from orchestration.simulation import Rehearsal, Setting
@@ -93,6 +94,19 @@ def test_a_run_that_fails_is_told_in_a_sentence(
     told = done.stderr.strip().splitlines()
     assert done.exit_code == 1 and len(told) == 1 and "the simulation failed: worst_case: " in told[0]
     assert str(failure).splitlines()[-1] in told[0]
+
+
+def test_a_simulation_that_is_killed_is_told_in_a_sentence(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> list[Rehearsal]:
+        raise WorkerLost("a process ended")
+
+    monkeypatch.setattr(rehearsing, "side_by_side", killed)
+    monkeypatch.setattr(drill, "side_by_side", killed)
+    for command in (["simulate", "--page", str(tmp_path)], ["drill", "--virtual"]):
+        done = CliRunner().invoke(app, [command[0], str(recipe_file), *command[1:]])
+        assert done.exit_code == 1 and " failed: a process ended" in done.stderr
 
 
 def test_a_narrow_screen_shows_every_strategy_whole(

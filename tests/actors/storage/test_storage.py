@@ -287,3 +287,10 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="there is no archive at"):
         Archive(tmp_path / "nowhere")
+
+
+def test_a_run_s_folder_is_not_taken_for_an_empty_archive(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    with pytest.raises(ArchiveError, match=r"holds no segments; the archive is in \S+/archive"):
+        Archive(tmp_path)
+    assert Archive(tmp_path / "archive").rows == []  # a run that has only begun

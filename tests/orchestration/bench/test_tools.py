@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from env import cgroup_hierarchy
+from env import cgroup_hierarchy, image
 from env.isolation import NO_CGROUP
 from env.zygote_call import Confirmed
 from orchestration.bench import commands
 from orchestration.bench.tools import KINDS, UnprotectedCall, bench_tools, demand_protection
+from orchestration.cli import main
 
 FIVE = Confirmed(calls=5, init=5, own_user=5, seccomp=5, no_rights=5, memory_limit=5)
 
@@ -68,3 +71,15 @@ async def test_a_weak_host_is_measured_if_wanted_and_the_figures_say_so(monkeypa
     figures = await bench_tools(seconds=0.2, rounds=1, concurrency=1, allow_weaker=True)
     assert figures.weaknesses[0].startswith(NO_CGROUP) and figures.kinds["trivial"].ratio > 0
     assert figures.confirmed["init"] == figures.confirmed["calls"] > figures.confirmed["memory_limit"]
+
+
+def test_a_sandbox_that_is_not_built_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(image, "PROJECT", tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
+    monkeypatch.setattr(sys, "argv", ["greenroom", "bench", "tools"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert ended.value.code == 2 and "error: the sandbox's libraries are not built in" in said

@@ -10,7 +10,7 @@ from actors.storage.writer import ArchiveWriter
 from env.image import Image
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
-from orchestration.run_folder import write_sandbox_versions
+from orchestration.run_folder import write_versions
 from policies.trajectory import CallRecord, Trajectory
 from tests.orchestration.archive.dialogues import PROMPT, text_span, text_trajectory
 
@@ -70,5 +70,5 @@ def store(run: Path, trajectories: Sequence[Trajectory]) -> Path:
     for trajectory in trajectories:
         writer.append(trajectory)
     writer.close()
-    write_sandbox_versions(run)
+    write_versions(run)
     return run

@@ -158,7 +158,7 @@ def test_what_never_ran_is_counted_and_not_run(tmp_path: Path, trajectories: dic
 
 def test_an_image_that_is_not_built_is_refused(run: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["replay", "environment", str(run), "--image", str(tmp_path / "nowhere")])
-    assert done.exit_code != 0 and "make setup" in str(done.exception)
+    assert done.exit_code != 0 and f"env.image --libraries {tmp_path / 'nowhere'}`" in str(done.exception)
 
 
 def test_a_damaged_archive_is_refused(run: Path, tmp_path: Path) -> None:
