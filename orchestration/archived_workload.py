@@ -45,7 +45,7 @@ def workload_for(recipe: Recipe, stage: str, path: Path, recorded: str | None = 
         known = archive.stages()
         recorded = recorded or (stage if stage in known or len(known) != 1 else known[0])
         workload = archived_workload(archive, {stage: recorded})
-    except ArchiveError as error:
+    except (ArchiveError, OSError) as error:
         raise RecipeError(
             f"--workload {path}: {error}; give an archive, and with --workload-stage the stage to take of it"
         ) from error

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from actors.storage.frames import ArchiveError
 from env.tool_call import ToolCall, ToolResult
 from orchestration.archive.source import Decode
+from orchestration.archive.transcript import known_ids
 from policies import tokens
 from policies.trajectory import CallRecord, Problem, Span, Trajectory, Verdict, WeightsVersion
 
@@ -104,7 +105,7 @@ _CALL_FIELDS = [name for name in ToolCall.model_fields if name != "limits"]
 
 
 def columns(trajectory: Trajectory, decode: Decode | None = None) -> dict[str, Any]:
-    """A trajectory as a row of `SCHEMA`, in plain values."""
+    """A trajectory as a row of `SCHEMA`, in plain values. Raises `ArchiveError` if its tokens are not known."""
     problem, verdict = trajectory.problem, trajectory.verdict
     return {
         "id": trajectory.id,
@@ -135,7 +136,7 @@ def columns(trajectory: Trajectory, decode: Decode | None = None) -> dict[str, A
 
 
 def _span(span: Span, decode: Decode | None) -> dict[str, Any]:
-    ids = tokens.unpack_ids(span.ids)
+    ids = known_ids(span)
     return {
         "kind": span.kind,
         "text": None if decode is None else decode(ids),
@@ -148,7 +149,6 @@ def _span(span: Span, decode: Decode | None) -> dict[str, Any]:
 
 def _call(record: CallRecord) -> dict[str, Any]:
     result = record.result.__dict__
-    assert record.call.id == record.result.id, f"call {record.call.id} has the result of {record.result.id}"
     asked = {name: record.call.__dict__[name] for name in _CALL_FIELDS}
     answered = {name: result[name] for name in _RESULT_FIELDS}
     return {"turn": record.turn, **asked, "limits": dict(record.call.limits.__dict__), **answered}
@@ -209,12 +209,21 @@ def json_line(row: dict[str, Any]) -> str:
 
 
 def export_parquet(trajectories: Iterable[Trajectory], path: Path, decode: Decode | None = None) -> int:
-    """Write a Parquet file, zstd-compressed; returns the number of rows."""
+    """Write a Parquet file, zstd-compressed; returns the number of rows.
+
+    Raises `ArchiveError` for a number that is too large for its column.
+    """
     aside, count = _aside(path), 0
     with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for some in batched(trajectories, ROWS_PER_GROUP):
             rows = [columns(trajectory, decode) for trajectory in some]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            try:
+                batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+            except (pa.ArrowInvalid, OverflowError) as error:
+                raise ArchiveError(
+                    f"one of {rows[0]['id']} to {rows[-1]['id']} holds a number that its column can't hold: {error}"
+                ) from error
+            writer.write_batch(batch)
             count += len(rows)
     aside.replace(path)
     return count
