@@ -176,6 +176,8 @@ class Verdict(Record):
 class Trajectory(Record):
     """One finished rollout."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     id: str
     """`stage/step/group/sample`, unique within a run."""
     group: str

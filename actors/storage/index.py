@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
@@ -155,6 +156,6 @@ def _rows(data: bytes) -> Iterator[IndexRow]:
                 if not isinstance(values, list) or list(map(type, values)) != _TYPES:
                     return
                 row = IndexRow._make(values)
-                if not all(isinstance(status, str) for status in row.statuses):
+                if not (isfinite(row.reward) and all(isinstance(status, str) for status in row.statuses)):
                     return
                 yield row._replace(statuses=tuple(row.statuses))

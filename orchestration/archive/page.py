@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -138,7 +139,7 @@ def _step(step: Step) -> dict[str, Any]:
         "version": ", ".join(weights_names(step)) or None,
         "texts": [token.text for token in step.tokens],
         "ids": [token.id for token in step.tokens],
-        "logprobs": [round(token.logprob, 4) for token in step.tokens if token.logprob is not None],
+        "logprobs": [_finite(token.logprob, 4) for token in step.tokens if token.logprob is not None],
         "calls": [_call(record) for record in step.calls],
     }
 
@@ -153,14 +154,19 @@ def _call(record: CallRecord) -> dict[str, Any]:
         "reason": result.reason,
         "stdout": result.stdout,
         "stderr": result.stderr,
-        "seconds": round(result.wall_seconds, 4),
+        "seconds": _finite(result.wall_seconds, 4),
         "mebibytes": round(result.peak_memory_bytes / (1 << 20), 1),
     }
 
 
+def _finite(value: float, digits: int) -> float | None:
+    """A number that JSON has; None for those that it has not."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
 def _html(title: str, data: dict[str, Any]) -> str:
     # In a script element only `<` could end the data; in JSON strings it may be written as an escape.
-    payload = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    payload = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>
