@@ -5,11 +5,12 @@ Invariant: of several attempts stored under one id the last one counts, as it di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from actors.storage.frames import ArchiveCorrupt
+from actors.storage.frames import ArchiveCorrupt, ArchiveError
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from actors.storage.trained_steps import FILE, read_trained_steps
@@ -20,6 +21,9 @@ from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import RECIPE_FILE
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
+
+_NUMBER = re.compile(r"[0-9]{1,7}")
+"""Of a group; a step has as many as the largest says."""
 
 
 class RecordedRun:
@@ -40,7 +44,7 @@ class RecordedRun:
     def recipe(self) -> Recipe | None:
         """The run's recipe, every setting spelled out; None for an archive that lies alone."""
         path = self.folder / RECIPE_FILE
-        return load_recipe(path) if path.exists() else None
+        return load_recipe(path) if path.is_file() else None
 
     def required_recipe(self) -> Recipe:
         """The run's recipe. Raises `RecipeError` if there is none."""
@@ -129,5 +133,8 @@ class RecordedRun:
 
 
 def group_number(row: IndexRow) -> int:
-    """Which group of its step a rollout is of: groups are named `stage/step/number`."""
-    return int(row.group.rpartition("/")[2])
+    """Which group of its step a rollout is of: groups are named `stage/step/number`. Raises `ArchiveError` if not."""
+    number = row.group.rpartition("/")[2]
+    if _NUMBER.fullmatch(number) is None:
+        raise ArchiveError(f"{row.id} is of group {row.group!r}, whose name does not end in a number as a run's do")
+    return int(number)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.storage.frames import ArchiveError
 from actors.storage.trained_steps import TrainedSteps
 from actors.storage.writer import ArchiveWriter
 from orchestration.replay.recorded_run import RecordedRun
@@ -35,3 +36,13 @@ def test_an_asynchronous_step_has_the_groups_that_the_ledger_says_it_took(tmp_pa
         step: [[f"rl-1/{of}/{group}/{sample}" for sample in (0, 1)] for of, group in groups]
         for step, groups in where.items()
     }
+
+
+@pytest.mark.parametrize("group", ["rl-1/0/x", "rl-1/0/²", "rl-1/0/999999999999", "rl-1/0/-1", "../..\n"])
+def test_a_group_without_a_number_of_a_run_is_named(tmp_path: Path, group: str) -> None:
+    write_recipe(recipe(), tmp_path)
+    writer = ArchiveWriter(tmp_path / "archive")
+    writer.append(rollout("rl-1", 0, 0, 0).model_copy(update={"group": group}))
+    writer.close()
+    with pytest.raises(ArchiveError, match=r"rl-1/0/0/0 is of group .* whose name does not end in a number"):
+        list(RecordedRun(tmp_path).steps("rl-1"))
