@@ -15,7 +15,7 @@ from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from actors.storage.trained_steps import FILE, read_trained_steps
 from orchestration.archive.source import find_archive
-from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
+from orchestration.metrics import METRICS_FILE, Kind, MetricsUnreadable, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import RECIPE_FILE
@@ -94,16 +94,26 @@ class RecordedRun:
             by_group.setdefault(row.group, []).append(row)
         for line in read_trained_steps(self.archive.folder / FILE):
             if line["stage"] == stage:
+                missing = [group for group in line["taken"] if group not in by_group]
+                if missing:
+                    raise ArchiveError(f"{FILE} says that group {missing[0]} was taken, of which nothing is stored")
                 rows = [sorted(by_group[group], key=lambda row: row.sample) for group in line["taken"]]
                 yield line["step"], [[self.archive.read(row) for row in group] for group in rows]
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""
-        return {int(each["step"]) - 1: each for each in of_kind(self._records, kind) if each["stage"] == stage}
+        records = of_kind(self._records, kind)
+        try:
+            return {int(each["step"]) - 1: each for each in records if each["stage"] == stage}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArchiveError(f"{self.folder / METRICS_FILE} has a {kind} without a stage and a step") from error
 
     @cached_property
     def _records(self) -> list[Record]:
-        return read_metrics(self.folder / METRICS_FILE)
+        try:
+            return read_metrics(self.folder / METRICS_FILE)
+        except MetricsUnreadable as error:
+            raise ArchiveError(str(error)) from error
 
     def checkpoint(self, stage: str) -> Path | None:
         """The weights that a stage ended with, if they were kept."""

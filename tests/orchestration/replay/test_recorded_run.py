@@ -46,3 +46,27 @@ def test_a_group_without_a_number_of_a_run_is_named(tmp_path: Path, group: str) 
     writer.close()
     with pytest.raises(ArchiveError, match=r"rl-1/0/0/0 is of group .* whose name does not end in a number"):
         list(RecordedRun(tmp_path).steps("rl-1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("metrics.jsonl", "{]\n{}\n", "metrics.jsonl, line 1 is not JSON"),
+        ("metrics.jsonl", '{"kind": "step", "stage": "rl-1", "step": "first"}\n', "without a stage and a step"),
+        ("metrics.jsonl", '{"kind": "step"}\n', "without a stage and a step"),
+        ("archive/trained.jsonl", "[1]\n", "trained.jsonl, line 1 is no trained step"),
+        ("archive/trained.jsonl", "[" * 100_000 + "\n", "trained.jsonl, line 1 is not JSON"),
+    ],
+)
+def test_a_damaged_file_beside_the_segments_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    made = recipe()
+    stages = {"rl-1": made.stages["rl-1"].model_copy(update={"max_staleness": 1})}
+    write_recipe(made.model_copy(update={"stages": stages}), tmp_path)
+    writer = ArchiveWriter(tmp_path / "archive")
+    writer.append(rollout("rl-1", 0, 0, 0))
+    writer.close()
+    (tmp_path / name).write_text(content)
+    run = RecordedRun(tmp_path)
+    with pytest.raises(ArchiveError, match=message):
+        run.metrics("step", "rl-1")
+        list(run.steps("rl-1"))
