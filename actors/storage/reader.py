@@ -33,6 +33,8 @@ from actors.storage.index import IndexRow, index_path, read_index, row_of
 from policies.trajectory import SCHEMA_VERSION, Trajectory
 
 SEGMENT_MAGIC = b"GREENRM1"
+_PLACE = ("id", "group", "sample", "stage", "step")
+"""Fields that say which rollout a trajectory is, and by which rows are chosen to be read together."""
 RESTORE = "restore the file from a copy"
 _NAME = re.compile(r"segment-([0-9]{5}|[1-9][0-9]{5,})\.gra")
 """As `segment_path` writes it: each number has one name."""
@@ -187,8 +189,10 @@ def read_row(folder: Path, row: IndexRow) -> Trajectory:
         raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, f"{what}; {RESTORE}", (row.id,))))
     try:
         trajectory = _validated(frame)
-        if trajectory.id != row.id:
-            raise ArchiveCorrupt(f"it holds {trajectory.id}; `greenroom archive index` makes the index anew")
+        if any(getattr(trajectory, name) != getattr(row, name) for name in _PLACE):
+            raise ArchiveCorrupt(
+                f"the index says otherwise of {trajectory.id}, which it holds; `greenroom archive index` makes it anew"
+            )
     except ArchiveCorrupt as error:
         raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, str(error), (row.id,)))) from error
     return trajectory

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.storage.disk import removed_on_failure
 from actors.storage.frames import ArchiveError
 from env.tool_call import ToolCall, ToolResult
 from orchestration.archive.source import Decode
@@ -191,12 +193,11 @@ def export_jsonl(trajectories: Iterable[Trajectory], path: Path, decode: Decode 
 
     Raises `ArchiveError` for a log-probability that JSON has no number for.
     """
-    aside, count = _aside(path), 0
-    with aside.open("w", encoding="utf-8") as file:
+    count = 0
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
             file.write(json_line(columns(trajectory, decode)))
             count += 1
-    aside.replace(path)
     return count
 
 
@@ -213,8 +214,8 @@ def export_parquet(trajectories: Iterable[Trajectory], path: Path, decode: Decod
 
     Raises `ArchiveError` for a number that is too large for its column.
     """
-    aside, count = _aside(path), 0
-    with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+    count = 0
+    with written_aside(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for some in batched(trajectories, ROWS_PER_GROUP):
             rows = [columns(trajectory, decode) for trajectory in some]
             try:
@@ -225,7 +226,6 @@ def export_parquet(trajectories: Iterable[Trajectory], path: Path, decode: Decod
                 ) from error
             writer.write_batch(batch)
             count += len(rows)
-    aside.replace(path)
     return count
 
 
@@ -244,9 +244,19 @@ def read_jsonl(path: Path) -> Iterator[Trajectory]:
             yield trajectory_from(json.loads(line))
 
 
-def _aside(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(path.name + ".partial")
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path` in the end; nothing is left of it if that fails.
+
+    Raises `ArchiveError` if there is something else than a file: a folder, or a device, whose place it would take.
+    """
+    if path.exists() and not path.is_file():
+        raise ArchiveError(f"{path} is there already and is not a file; give the name of one")
+    aside = path.with_name(path.name + ".partial")
+    with removed_on_failure(aside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        aside.replace(path)
 
 
 EXPORTS = {".jsonl": export_jsonl, ".parquet": export_parquet}

@@ -17,6 +17,7 @@ from typing import Any
 
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
+from orchestration.archive.export import written_aside
 from orchestration.archive.source import Decode
 from orchestration.archive.transcript import Step, transcript, weights_names
 from policies.trajectory import CallRecord, Trajectory
@@ -66,7 +67,7 @@ def write_page(
 ) -> str:
     """Write the page of a selection; returns a sentence on what it holds.
 
-    Raises `ArchiveCorrupt` if one of the trajectories can't be read.
+    Raises `ArchiveCorrupt` if one of the trajectories can't be read, `ArchiveError` if `path` is no place for a file.
     """
     held = sample_groups(archive, rows, limit=limit)
     selected = {(row.segment, row.offset) for row in rows}
@@ -79,9 +80,8 @@ def write_page(
         ],
     }
     title = f"{archive.folder.resolve().parent.name}: trajectories"
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(_html(title, data), encoding="utf-8")
-    aside.replace(path)
+    with written_aside(path) as aside:
+        aside.write_text(_html(title, data), encoding="utf-8")
     return f"{path}: {note}"
 
 

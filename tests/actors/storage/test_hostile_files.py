@@ -198,10 +198,11 @@ def test_a_file_in_the_place_of_an_index_that_is_none_is_ignored(folder: Path, r
 
 
 def test_a_row_that_gives_one_trajectory_for_another_is_named(folder: Path) -> None:
-    rows = Archive(folder).rows
-    false = rows[0]._replace(id=rows[1].id)
-    with pytest.raises(ArchiveCorrupt, match=rf"\(trajectory {STORED[1].id}\): it holds {STORED[0].id}; "):
-        Archive(folder).read(false)
+    first, second, *_ = Archive(folder).rows
+    for false in (first._replace(id=second.id), first._replace(stage="another"), first._replace(group="another")):
+        told = rf"\(trajectory {false.id}\): the index says otherwise of {STORED[0].id}, which it holds"
+        with pytest.raises(ArchiveCorrupt, match=told):
+            Archive(folder).read(false)
 
 
 def _endless(path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,7 @@ def test_export_stops_at_damage_and_names_it(archive: Archive, folder: Path, tmp
     flip(archive, 1)
     done = run("archive", "export", folder, tmp_path / "out.jsonl")
     assert done.exit_code == 1 and "(trajectory rl/0/0/1): the frame fails its checksum" in done.stderr
-    assert not (tmp_path / "out.jsonl").exists()
+    assert not list(tmp_path.glob("out.jsonl*"))
 
 
 def test_what_is_whole_is_exported_and_analysed_when_asked_for(
@@ -98,6 +100,19 @@ def test_what_is_whole_is_exported_and_analysed_when_asked_for(
     assert list(read_jsonl(tmp_path / "out.jsonl")) == [dialogues[0], *dialogues[2:]]
     assert run("analyse", folder).exit_code == 1
     assert json.loads(run("analyse", folder, "--skip-damaged", "--json").stdout)["trajectories"] == 3
+
+
+@pytest.mark.parametrize("arguments", [["show", "FOLDER", "--html"], ["archive", "export", "FOLDER"]])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_nothing_but_a_file_is_replaced_and_no_part_of_one_is_left(
+    folder: Path, tmp_path: Path, arguments: list[str], make: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "there.jsonl"
+    make(place)
+    done = run(*(str(folder) if each == "FOLDER" else each for each in arguments), place)
+    assert done.exit_code == 2 and "is not a file" in " ".join(done.output.replace("│", " ").split())
+    assert place.exists() and not place.is_file()
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_stats_counts_by_stage(folder: Path) -> None:
