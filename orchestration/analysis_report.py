@@ -40,7 +40,7 @@ def write_analysis(folder: Path, model: Path) -> None:
 def read_analysis(folder: Path) -> Analysis | None:
     """What `write_analysis` wrote; None if it did not. Raises `AnalysisUnreadable` if the file holds something else."""
     path = folder / ANALYSIS_FILE
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         return Analysis.model_validate_json(path.read_bytes())

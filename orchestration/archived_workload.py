@@ -10,7 +10,7 @@ from actors.storage.reader import Archive
 from orchestration.archive.source import find_archive
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.simulation import stage_options
-from policies.recorded_workload import RecordedWorkload
+from policies.recorded_workload import NothingRecorded, RecordedWorkload
 
 
 def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None) -> RecordedWorkload:
@@ -19,7 +19,8 @@ def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None)
     Args:
         stages: stage that will be asked for -> stage that was recorded; None: each recorded stage by its own name.
 
-    Raises `ArchiveError` (`ArchiveCorrupt` for damage) if the archive can't be read, or lacks a stage.
+    Raises `ArchiveError` (`ArchiveCorrupt` for damage) if the archive can't be read, lacks a stage, or has rollouts
+    that nobody can have played.
     """
     rows = {stage: [row for row in archive.rows if row.stage == stage] for stage in archive.stages()}
     wanted = {stage: stage for stage in sorted(rows)} if stages is None else dict(stages)
@@ -28,7 +29,10 @@ def archived_workload(archive: Archive, stages: Mapping[str, str] | None = None)
             raise ArchiveError(
                 f"{archive.folder} holds no rollouts of stage {recorded!r}; it has {', '.join(sorted(rows)) or 'none'}"
             )
-    return RecordedWorkload({asked: archive.trajectories(rows[recorded]) for asked, recorded in wanted.items()})
+    try:
+        return RecordedWorkload({asked: archive.trajectories(rows[recorded]) for asked, recorded in wanted.items()})
+    except NothingRecorded as error:
+        raise ArchiveError(str(error)) from error
 
 
 def workload_for(recipe: Recipe, stage: str, path: Path, recorded: str | None = None) -> RecordedWorkload:
@@ -45,7 +49,7 @@ def workload_for(recipe: Recipe, stage: str, path: Path, recorded: str | None = 
         known = archive.stages()
         recorded = recorded or (stage if stage in known or len(known) != 1 else known[0])
         workload = archived_workload(archive, {stage: recorded})
-    except ArchiveError as error:
+    except (ArchiveError, OSError) as error:
         raise RecipeError(
             f"--workload {path}: {error}; give an archive, and with --workload-stage the stage to take of it"
         ) from error

@@ -33,7 +33,7 @@ from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
 from orchestration.side_by_side import WorkerLost, usable_cores
 from orchestration.software import software_versions
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, literal, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -115,7 +115,7 @@ def train(
     folder = resumed or Path(planned.folder)
     if dry_run:
         if resumed is None:
-            check_data(loaded, lambda line: console.print(_escaped(line), soft_wrap=True))
+            check_data(loaded, lambda line: console.print(literal(line), soft_wrap=True))
         planned = replace(planned, folder=str(folder))
         if as_json:
             print(json.dumps(planned.as_dict()))
@@ -127,7 +127,7 @@ def train(
             summary = run_interruptibly(run_training(loaded, folder, resumed=resumed is not None, kill_at=kill_at))
     except (ActorError, ActorStartFailed, OSError) as failure:
         # A `CannotGoOn` is a sentence; any other text may end with the traceback from an actor's process.
-        console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
+        console.print(f"[bold red]the run failed:[/] {literal(str(failure).strip())}", soft_wrap=True)
         if (folder / RECIPE_FILE).is_file():
             console.print(
                 f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True
@@ -293,14 +293,8 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (RecipeError, DataError, TemplateUnusable, ImageIncomplete) as error:
-        console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
+        console.print(f"[bold red]error:[/] {literal(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 if __name__ == "__main__":

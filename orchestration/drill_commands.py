@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from actors.system.actor import ActorError
@@ -18,7 +17,7 @@ from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import held
 from orchestration.side_by_side import WorkerLost, usable_cores
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, literal, run_interruptibly, told
 
 if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
@@ -96,14 +95,14 @@ def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -
         check_plan(plan, names, folder)
     except ValueError as error:
         raise RecipeError(str(error)) from None
-    console.print(f"the plan:\n{escape(str(plan))}", soft_wrap=True)
+    console.print(f"the plan:\n{literal(str(plan))}", soft_wrap=True)
     exercise = RayDrill(recipe, folder, plan, seed)
     with held(folder):
         summary: dict[str, Any] = {}
         try:
             summary = run_interruptibly(run_training(recipe, folder, beside=exercise.beside))
         except (ActorError, ActorStartFailed, OSError) as failure:
-            console.print(f"[bold red]the run failed:[/] {escape(str(failure).strip())}", soft_wrap=True)
+            console.print(f"[bold red]the run failed:[/] {literal(str(failure).strip())}", soft_wrap=True)
             path = folder / "summary.json"
             summary = json.loads(path.read_text()) if path.exists() else {"reason": str(failure)}
         return exercise.report(summary)
@@ -136,7 +135,7 @@ def _drill_virtually(
         found = [{"seed": each.seed, "reason": each.reason, "plan": each.shrunk.model_dump()} for each in failures]
         print(json.dumps({"seeds": seeds, "failures": found}))
     for each in failures:
-        console.print(f"[bold red]seed {each.seed}:[/] {escape(each.reason)}\n{escape(str(each.shrunk))}")
+        console.print(f"[bold red]seed {each.seed}:[/] {literal(each.reason)}\n{literal(str(each.shrunk))}")
         console.print(f"repeat it: {repeat_command(recipe, overrides or [], each)}", soft_wrap=True)
     console.print(f"{seeds - len(failures)} of {seeds} plans passed")
     raise SystemExit(1 if failures else 0)
@@ -191,9 +190,9 @@ def show(report: DrillReport, out: Console) -> None:
         soft_wrap=True,
     )
     for fault in report.faults:
-        out.print(f"[bold red]books:[/] {escape(fault)}", soft_wrap=True)
+        out.print(f"[bold red]books:[/] {literal(fault)}", soft_wrap=True)
     if not report.finished:
-        out.print(f"the run did not come to its end: {escape(report.reason)}", soft_wrap=True)
+        out.print(f"the run did not come to its end: {literal(report.reason)}", soft_wrap=True)
     if report.ended_as_it_must:
         out.print("as it must when its disk is full; greenroom train --resume goes on with it")
     elif report.passed:

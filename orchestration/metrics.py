@@ -199,7 +199,7 @@ def read_metrics(path: Path) -> list[Record]:
 
     Raises `MetricsUnreadable` if a line other than the last is not a JSON object with a `kind`.
     """
-    if not path.exists():
+    if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")
     records: list[Record] = []
@@ -208,7 +208,7 @@ def read_metrics(path: Path) -> list[Record]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the writer died in the middle
                 break
             raise MetricsUnreadable(f"{path}, line {number} is not JSON: {error}") from error

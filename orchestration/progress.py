@@ -29,6 +29,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.terminal import visible
+
 LABELS = {
     "reward_mean": "reward",
     "accuracy": "accuracy",
@@ -227,7 +229,7 @@ class Progress:
             parts += [self._header(), self._figures_table()]
         for moment, text in self._events:
             line = f"  {format_seconds(moment - self._begin):>12}  {text}"
-            parts.append(Text(line, style="dim", overflow="ellipsis", no_wrap=True))
+            parts.append(Text(visible(line), style="dim", overflow="ellipsis", no_wrap=True))
         return Group(*parts)
 
     def _header(self) -> Table:

@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RunFolder:
     run.summary = _read(
         run, "summary.json", json.loads, dict, "the run has not come to its end; figures are those of its metrics"
     )
-    if (folder / "examples.json").exists():
+    if (folder / "examples.json").is_file():
         found = _read(run, "examples.json", json.loads, list, "no trajectories are shown")
         run.examples = [example for example in found if isinstance(example, dict)]
     try:
@@ -77,11 +77,12 @@ def read_run(folder: Path) -> RunFolder:
 def _read(run: RunFolder, name: str, parse: Any, kind: type, otherwise: str) -> Any:
     """The parsed content of a file of the run; an empty `kind` and a sentence in `missing` if that fails."""
     path = run.path / name
+    if not path.is_file():
+        run.missing.append(f"{name} is absent: {otherwise}")
+        return kind()
     try:
         content = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        run.missing.append(f"{name} is absent: {otherwise}")
-    except (ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
+    except (ValueError, RecursionError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
         run.missing.append(f"{name} can't be read ({error}): {otherwise}")
     else:
         if isinstance(content, kind):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import TypeAdapter, ValidationError
 
 from actors.storage.disk import removed_on_failure, writing
 from env.image import Image
@@ -99,9 +100,14 @@ def write_versions(folder: Path) -> None:
 
 
 def read_sandbox_versions(folder: Path) -> dict[str, str] | None:
-    """Library -> version, as the run noted them; None if it did not."""
+    """Library -> version, as the run noted them; None if it did not. Raises `RecipeError` if the file is another."""
     path = folder / SANDBOX_FILE
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.is_file():
+        return None
+    try:
+        return TypeAdapter(dict[str, str]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RecipeError(f"{path} does not say what an image held; restore it, or take it away") from error
 
 
 def write_json(path: Path, value: Any) -> None:

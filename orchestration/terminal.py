@@ -1,4 +1,4 @@
-"""What commands share: the console, the option for JSON, and work that Ctrl-C ends cleanly."""
+"""What commands share: the console, text as it is, the option for JSON, and work that Ctrl-C ends cleanly."""
 
 from __future__ import annotations
 
@@ -18,6 +18,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="How many simulations run at once; by default as many as there are cores.")
 ]
+
+
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_VISIBLE |= dict.fromkeys(
+    (
+        *range(0x80, 0xA0),  # control characters of eight bits
+        *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # they turn the order of others
+        *(0x200B, 0x2028, 0x2029, *range(0x2060, 0x2065), 0xFEFF, *range(0xE0000, 0xE0080)),  # nobody sees them
+        *range(0xD800, 0xE000),  # halves of surrogate pairs: no stream takes them
+    ),
+    0xFFFD,
+)
+"""Characters that control a terminal or deceive its reader -> what is shown for them."""
+
+
+def visible(text: str) -> str:
+    """Text as it may go to a terminal, whoever wrote it: what would control that, or not be seen, is made visible."""
+    return text.translate(_VISIBLE)
+
+
+def literal(text: str) -> str:
+    """Text as it is within rich's markup."""
+    return escape(visible(text))
 
 
 CLEANING_UP_S = 30.0
@@ -60,7 +83,7 @@ def told(what: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as failure:
-        console.print(f"[bold red]{what}:[/] {escape(str(failure).strip())}", soft_wrap=True)
+        console.print(f"[bold red]{what}:[/] {literal(str(failure).strip())}", soft_wrap=True)
         raise SystemExit(1) from None
 
 

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from policies import tokens
 from policies.scripted import Rollout, Script, ScriptedCall, ScriptedTurn
@@ -19,7 +20,7 @@ NEVER_FITS = 1 << 40
 
 
 class NothingRecorded(ValueError):
-    """There is no rollout to drive a simulation with."""
+    """There is no rollout to drive a simulation with, or one that nobody can have played."""
 
 
 class RecordedWorkload(Script):
@@ -33,7 +34,7 @@ class RecordedWorkload(Script):
         stages: by the name that a stage is asked for: its recorded rollouts, in any order; of rollouts with one id the
             last counts (it is what a resumed run went on with).
 
-    Raises `NothingRecorded` for a stage without rollouts.
+    Raises `NothingRecorded` for a stage without rollouts, or a rollout without a turn.
     """
 
     def __init__(self, stages: Mapping[str, Iterable[Trajectory]]) -> None:
@@ -82,17 +83,20 @@ class _Stage:
 def _place(trajectory: Trajectory) -> tuple[int, int, str, int]:
     """Its place in the run: groups are numbered within a step."""
     number = trajectory.group.rpartition("/")[2]
-    return trajectory.step, int(number) if number.isdigit() else -1, trajectory.group, trajectory.sample
+    return trajectory.step, int(number) if number.isdecimal() else -1, trajectory.group, trajectory.sample
 
 
 def recorded(trajectory: Trajectory) -> Rollout:
-    """What a stored rollout said."""
+    """What a stored rollout said. Raises `NothingRecorded` if it said nothing, or has a time that is none."""
     prompt, *rest = trajectory.spans
     calls: dict[int, list[ScriptedCall]] = {}
     for record in trajectory.calls:
         call = ScriptedCall(record.result.wall_seconds, record.result.status, 0)
         calls.setdefault(record.turn, []).append(call)
     said = [sum(tokens.count(span.ids) for span in turn) for turn in whole_turns(rest) if turn[0].kind == "model"]
+    seconds = [record.result.wall_seconds for record in trajectory.calls]
+    if not said or min(said) < 1 or not all(0 <= each < inf for each in seconds):
+        raise NothingRecorded(f"{trajectory.id} holds no model turn, an empty one, or a call of no possible duration")
     read = [tokens.count(span.ids) for span in rest if span.kind == "tool"]
     turns = [
         ScriptedTurn(count, _with_responses(calls.get(index, []), read[index] if index < len(read) else NEVER_FITS))

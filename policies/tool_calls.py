@@ -111,7 +111,8 @@ def _arguments(tool: ToolName, arguments: object) -> tuple[dict[str, str], str]:
     wanted = SCHEMAS[tool]["function"]["parameters"]["required"]
     if set(arguments) != set(wanted) or not all(isinstance(text, str) for text in arguments.values()):
         takes = {1: "one string", 2: "two strings"}[len(wanted)]
-        got = ", ".join(map(str, arguments)) or "nothing"
+        # as text that can be told: JSON's names may hold lone surrogates, which neither tokenizers nor archives take
+        got = ", ".join(arguments).encode(errors="backslashreplace").decode() or "nothing"
         return {}, f"{tool} takes {takes}, {' and '.join(wanted)}; got {got}"
     if any("\ud800" <= character <= "\udfff" for character in "".join(arguments.values())):
         return {}, f"{' and '.join(wanted)} must be valid Unicode text (no lone surrogates)"

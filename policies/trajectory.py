@@ -93,6 +93,8 @@ class Span(Record):
                 raise ValueError("a model span needs `version`, the weights that sampled it")
         elif self.logprobs or self.version is not None:
             raise ValueError(f"a {self.kind} span was not sampled: leave `logprobs` and `version` out")
+        else:
+            tokens.count(self.ids)  # a whole number of them
         return self
 
 
@@ -147,6 +149,12 @@ class CallRecord(Record):
     call: ToolCall
     result: ToolResult
 
+    @model_validator(mode="after")
+    def _is_the_result_of_the_call(self) -> CallRecord:
+        if self.call.id != self.result.id:
+            raise ValueError(f"call {self.call.id!r} has the result of {self.result.id!r}")
+        return self
+
 
 Finish = Literal[
     "answered",  # the last turn ended without a tool call
@@ -167,6 +175,8 @@ class Verdict(Record):
 
 class Trajectory(Record):
     """One finished rollout."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     id: str
     """`stage/step/group/sample`, unique within a run."""

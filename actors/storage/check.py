@@ -68,7 +68,7 @@ def check_archive(folder: Path) -> ArchiveCheck:
 
 
 def _check_segment(number: int, path: Path, known_flaws: list[Flaw]) -> tuple[SegmentCheck, list[IndexRow]]:
-    indexed = read_index(index_path(path))
+    indexed = read_index(index_path(path), number)
     data = path.read_bytes()
     rows: list[IndexRow] = []
     flaws: list[Flaw] = []

@@ -7,6 +7,9 @@ Invariants:
 - a frame is written by one call to the operating system, and a write that fails leaves no part of it behind;
 - reading never raises for what a file holds: each byte belongs to the magic, to a whole frame, to a stretch that is
   named as damaged, or to a torn tail;
+- reading takes bounded memory and time, whatever a file claims: one larger than `MOST_FILE_BYTES` is not read; a record
+  larger than `MOST_RECORD_BYTES`, which no writer writes, or has more than `MOST_ITEMS`, is none; and
+  where what looks like frames overlaps again and again, the search for the next good one is given up;
 - a tail is torn only if it is a beginning of what was to be written (or zeros, which a power failure leaves); all
   else that fails is damage. A flipped bit in a length is damage too: the zstd frame behind it knows its own end.
 """
@@ -28,6 +31,18 @@ FRAME = struct.Struct("<II")
 MAGIC_BYTES = 8
 _ZSTD_MAGIC = zstandard.FRAME_HEADER
 COMPRESSION_LEVEL = 3
+MOST_FILE_BYTES = 1 << 30
+"""Of a file, which is read as a whole; segments are finished at a sixteenth of this, indices are smaller."""
+MOST_RECORD_BYTES = 256 << 20
+"""Of a record before it is compressed."""
+MOST_ITEMS = 1 << 18
+"""In all lists and maps of a record together: Python's objects take up to seventy times the bytes of what is packed."""
+_LONGEST = 1 << 16
+"""Items of one list or map."""
+_SEARCHED = 8
+"""How often each byte of a file may be checksummed, on average, in the search for frames that follow damage."""
+_CHUNK_BYTES = 1 << 10
+"""Of a payload that are decompressed at once where only its end is looked for: they expand to 32 MiB at most."""
 
 
 class ArchiveError(ValueError):
@@ -79,9 +94,17 @@ class FrameFile:
         self._write(magic)
 
     def pack(self, record: Any) -> bytes:
-        """The payload of a record's frame; the same record has the same payload."""
+        """The payload of a record's frame; the same record has the same payload.
+
+        Raises `ArchiveError` for one that is too large to be read again.
+        """
         packed = self._packer.pack(record)
         assert packed is not None, "msgpack packs every record"
+        if len(packed) > MOST_RECORD_BYTES:
+            raise ArchiveError(
+                f"a record of {len(packed)} bytes can't be stored: {MOST_RECORD_BYTES} is the most; "
+                "lower limits.call.output_bytes, limits.max_turns or limits.max_tokens"
+            )
         return self._compressor.compress(packed)
 
     def append(self, payload: bytes) -> tuple[int, int]:
@@ -117,9 +140,34 @@ def _fields(value: Any) -> Any:
     return value.__dict__
 
 
+class _Items:
+    """Counts what lists and maps hold while they are unpacked."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, items: Any) -> Any:
+        """Raises `ValueError` beyond `MOST_ITEMS`."""
+        self._count += 1 + len(items)
+        if self._count > MOST_ITEMS:
+            raise ValueError(f"more than {MOST_ITEMS} items")
+        return items
+
+
 def decode(frame: Frame) -> Any:
-    """The record of a frame."""
-    return msgpack.unpackb(zstandard.ZstdDecompressor().decompress(frame.payload))
+    """The record of a frame. Raises `ArchiveCorrupt` if the payload, though its checksum holds, is none."""
+    try:
+        size = zstandard.frame_content_size(
+            frame.payload
+        )  # -1: it does not say; then it may have as much as is allowed
+        if size > MOST_RECORD_BYTES:
+            raise ValueError(f"it claims to hold {size} bytes; {MOST_RECORD_BYTES} is the most")
+        packed = zstandard.ZstdDecompressor().decompress(frame.payload, max_output_size=MOST_RECORD_BYTES)
+        count = _Items().add
+        return msgpack.unpackb(packed, object_hook=count, list_hook=count, max_array_len=_LONGEST, max_map_len=_LONGEST)
+    except (zstandard.ZstdError, ValueError, TypeError) as error:  # msgpack's own are ValueErrors
+        why = str(error) or type(error).__name__
+        raise ArchiveCorrupt(f"the frame is whole, but holds no record: {why}") from error
 
 
 def scan(data: bytes, magic: bytes, base: int = 0) -> Iterator[Frame | Damaged | Torn]:
@@ -135,18 +183,22 @@ def scan(data: bytes, magic: bytes, base: int = 0) -> Iterator[Frame | Damaged |
         if data[:MAGIC_BYTES] != magic:
             yield Damaged(0, min(MAGIC_BYTES, len(data)), f"the file does not begin with {magic.decode()}")
         position = MAGIC_BYTES
+    left = _SEARCHED * len(data)
     while position < len(data):
         frame = frame_at(data, position)
         if frame is not None:
             yield frame._replace(offset=base + frame.offset, end=base + frame.end)
             position = frame.end
             continue
-        following = _next_frame(data, position)
-        if following is None and _is_torn(data, position):
+        following, left = _next_frame(data, position, left)
+        what = "the frame fails its checksum"
+        if left < 0:
+            what += ", and too much of what follows looks like overlapping frames"
+        elif following is None and _is_torn(data, position):
             yield Torn(base + position, base + len(data))
             return
         end = len(data) if following is None else following
-        yield Damaged(base + position, base + end, "the frame fails its checksum")
+        yield Damaged(base + position, base + end, what)
         position = end
 
 
@@ -164,14 +216,25 @@ def frame_at(data: bytes, offset: int) -> Frame | None:
     return Frame(offset, begin + length, checksum, payload)
 
 
-def _next_frame(data: bytes, damaged: int) -> int | None:
-    """Where the first whole frame after the damaged one begins. Chance can't forge it: its checksum holds."""
+def _next_frame(data: bytes, damaged: int, left: int) -> tuple[int | None, int]:
+    """Where the first whole frame after the damaged one begins. Chance can't forge it: its checksum holds.
+
+    Args:
+        left: how many bytes may be checksummed.
+
+    Returns the offset, None if there is no such frame, and how many bytes are left (below 0: the search was given up).
+    """
     found = data.find(_ZSTD_MAGIC, damaged + FRAME.size + 1)
     while found >= 0:
+        length, _ = FRAME.unpack_from(data, found - FRAME.size)
+        if found + length <= len(data):
+            left -= length
+            if left < 0:
+                return None, left
         if frame_at(data, found - FRAME.size) is not None:
-            return found - FRAME.size
+            return found - FRAME.size, left
         found = data.find(_ZSTD_MAGIC, found + 1)
-    return None
+    return None, left
 
 
 def _is_torn(data: bytes, offset: int) -> bool:
@@ -182,9 +245,12 @@ def _is_torn(data: bytes, offset: int) -> bool:
     length, _ = FRAME.unpack_from(rest)
     if FRAME.size + length <= len(rest):
         return False
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    try:
-        decompressor.decompress(rest[FRAME.size :])
-    except zstandard.ZstdError:
-        return True
-    return not decompressor.eof  # if the payload is whole, the length is wrong
+    decompressor, size = zstandard.ZstdDecompressor().decompressobj(), 0
+    for begin in range(FRAME.size, len(rest), _CHUNK_BYTES):
+        try:
+            size += len(decompressor.decompress(rest[begin : begin + _CHUNK_BYTES]))
+        except zstandard.ZstdError:
+            return True
+        if decompressor.eof or size > MOST_RECORD_BYTES:  # the payload is whole, or no writer's: the length is wrong
+            return False
+    return True

@@ -5,16 +5,18 @@ columns), then up to `ROWS_PER_FRAME` rows each.
 
 Invariants:
 - the index is derived: losing it, or a part of it, loses nothing, since rows that it lacks are made from the segment;
-- an index never says what its segment does not hold: rows are written after their frames.
+- an index never says what its segment does not hold: rows are written after their frames;
+- rows lie end to end, as their frames do: what else a file in the place of an index says is a flaw of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
-from actors.storage.frames import Frame, FrameFile, decode, scan
+from actors.storage.frames import MAGIC_BYTES, MOST_FILE_BYTES, ArchiveCorrupt, Frame, FrameFile, decode, scan
 from policies import tokens
 from policies.trajectory import SCHEMA_VERSION, Trajectory
 
@@ -119,13 +121,21 @@ class IndexWriter:
             self._file.close()
 
 
-def read_index(path: Path) -> list[IndexRow]:
-    """The rows of an index up to its first flaw; none if it is absent, or of another schema."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+_TYPES = [list if name == "statuses" else kind for name, kind in get_type_hints(IndexRow).items()]
+"""Of a row's values, as they are unpacked."""
+
+
+def read_index(path: Path, segment: int) -> list[IndexRow]:
+    """The rows of the index of a segment up to its first flaw; none if there is no such file, or of another schema."""
+    if not path.is_file() or path.stat().st_size > MOST_FILE_BYTES:
         return []
-    return list(_rows(data))
+    rows: list[IndexRow] = []
+    for row in _rows(path.read_bytes()):
+        begin = rows[-1].end if rows else max(row.offset, MAGIC_BYTES)
+        if row.segment != segment or not begin == row.offset < row.end:
+            break
+        rows.append(row)
+    return rows
 
 
 def _rows(data: bytes) -> Iterator[IndexRow]:
@@ -133,12 +143,19 @@ def _rows(data: bytes) -> Iterator[IndexRow]:
     for found in scan(data, INDEX_MAGIC):
         if not isinstance(found, Frame):
             return
-        record = decode(found)
+        try:
+            record = decode(found)
+        except ArchiveCorrupt:
+            return
         if header:
             if record != {"schema": SCHEMA_VERSION, "columns": list(IndexRow._fields)}:
                 return
             header = False
         else:
-            for values in record:
+            for values in record if isinstance(record, list) else [record]:
+                if not isinstance(values, list) or list(map(type, values)) != _TYPES:
+                    return
                 row = IndexRow._make(values)
+                if not (isfinite(row.reward) and all(isinstance(status, str) for status in row.statuses)):
+                    return
                 yield row._replace(statuses=tuple(row.statuses))

@@ -14,17 +14,30 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from actors.storage.frames import ArchiveCorrupt, ArchiveError, Damaged, Torn, decode, frame_at, scan
+from actors.storage.frames import (
+    MOST_FILE_BYTES,
+    ArchiveCorrupt,
+    ArchiveError,
+    Damaged,
+    Frame,
+    Torn,
+    decode,
+    frame_at,
+    scan,
+)
 from actors.storage.index import IndexRow, index_path, read_index, row_of
 from policies.trajectory import SCHEMA_VERSION, Trajectory
 
 SEGMENT_MAGIC = b"GREENRM1"
+_PLACE = ("id", "group", "sample", "stage", "step")
+"""Fields that say which rollout a trajectory is, and by which rows are chosen to be read together."""
 RESTORE = "restore the file from a copy"
-_NAME = re.compile(r"segment-(\d{5,})\.gra")
+_NAME = re.compile(r"segment-([0-9]{5}|[1-9][0-9]{5,})\.gra")
+"""As `segment_path` writes it: each number has one name."""
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -33,8 +46,16 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The archive's segments by number, oldest first."""
+    """The archive's segments by number, oldest first.
+
+    Raises `ArchiveError` for one that can't be read: a pipe or a device, say, or a file without an end.
+    """
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    for _, path in found:
+        if not path.is_file():
+            raise ArchiveError(f"{path} is not a file, so no segment; {RESTORE}")
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise ArchiveError(f"{path} has {path.stat().st_size} bytes; no segment has more than {MOST_FILE_BYTES}")
     return sorted(found)
 
 
@@ -123,7 +144,7 @@ class Archive:
 
     def _open_segment(self, number: int, path: Path) -> None:
         size = path.stat().st_size
-        indexed = read_index(index_path(path))
+        indexed = read_index(index_path(path), number)
         rows = [row for row in indexed if row.end <= size]
         start = rows[-1].end if rows else 0
         self.rows += rows
@@ -168,7 +189,15 @@ def read_row(folder: Path, row: IndexRow) -> Trajectory:
     if frame is None or frame.checksum != row.checksum:
         what = "the frame fails its checksum" if frame is None else "not the frame that the index knows"
         raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, f"{what}; {RESTORE}", (row.id,))))
-    return _validated(path.name, row.offset, decode(frame))
+    try:
+        trajectory = _validated(frame)
+        if any(getattr(trajectory, name) != getattr(row, name) for name in _PLACE):
+            raise ArchiveCorrupt(
+                f"the index says otherwise of {trajectory.id}, which it holds; `greenroom archive index` makes it anew"
+            )
+    except ArchiveCorrupt as error:
+        raise ArchiveCorrupt(str(Flaw(path.name, row.offset, row.end, False, str(error), (row.id,)))) from error
+    return trajectory
 
 
 def read_segment(name: str, data: bytes, base: int = 0) -> Iterator[Stored | Flaw]:
@@ -183,14 +212,14 @@ def read_segment(name: str, data: bytes, base: int = 0) -> Iterator[Stored | Fla
         elif isinstance(found, Damaged):
             yield Flaw(name, found.offset, found.end, False, f"{found.what}; {RESTORE}")
             header = header and found.offset == 0  # whose damage is behind the magic may have lost its header
+        elif header:
+            _check_schema(name, found)
+            header = False
         else:
-            record = decode(found)
-            if header:
-                _check_schema(name, record)
-                header = False
-            else:
-                trajectory = _validated(name, found.offset, record)
-                yield Stored(trajectory, found.offset, found.end, found.checksum)
+            try:
+                yield Stored(_validated(found), found.offset, found.end, found.checksum)
+            except ArchiveCorrupt as error:
+                yield Flaw(name, found.offset, found.end, False, str(error))
 
 
 def read_archive(folder: Path) -> Iterator[Trajectory]:
@@ -206,15 +235,25 @@ def read_archive(folder: Path) -> Iterator[Trajectory]:
                 raise ArchiveCorrupt(str(found))
 
 
-def _check_schema(name: str, header: dict[str, Any]) -> None:
-    if header["schema"] != SCHEMA_VERSION:
-        raise ArchiveCorrupt(f"{name} has schema {header['schema']}; this version reads schema {SCHEMA_VERSION}")
-
-
-def _validated(name: str, offset: int, record: Any) -> Trajectory:
+def _check_schema(name: str, frame: Frame) -> None:
     try:
-        return Trajectory.model_validate(record)
+        header = decode(frame)
+    except ArchiveCorrupt as error:
+        raise ArchiveCorrupt(f"{name}, byte {frame.offset}: {error}") from error
+    schema = header.get("schema") if isinstance(header, dict) else None
+    if type(schema) is not int:  # True is 1, too
+        raise ArchiveCorrupt(f"{name} does not begin with its schema; {RESTORE}")
+    if schema != SCHEMA_VERSION:
+        raise ArchiveCorrupt(f"{name} has schema {schema}; this version reads schema {SCHEMA_VERSION}")
+
+
+def _validated(frame: Frame) -> Trajectory:
+    """The trajectory of a frame. Raises `ArchiveCorrupt` if it holds none."""
+    try:
+        return Trajectory.model_validate(decode(frame))
     except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]  # of as many as there are items
+        where = ".".join(map(str, first["loc"])) or "all of it"
         raise ArchiveCorrupt(
-            f"{name}, byte {offset}: the frame is whole, but holds no trajectory of schema {SCHEMA_VERSION}: {error}"
+            f"the frame is whole, but holds no trajectory of schema {SCHEMA_VERSION}: {where}: {first['msg']}"
         ) from error

@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from actors.storage.frames import ArchiveCorrupt
 from policies.batch import TrainingSequence
 from policies.grouping import TrainedGroup
 from policies.trajectory import WeightsVersion
 
 FILE = "trained.jsonl"
+_FIELDS = {"stage", "step", "version", "groups", "taken", "digest"}
 
 
 class TrainedSteps:
@@ -74,11 +76,21 @@ class TrainedSteps:
 
 
 def read_trained_steps(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a ledger, in order; none if there is no file."""
-    if not path.exists():
+    """All whole lines of a ledger, in order; none if there is no file. Raises `ArchiveCorrupt` for others."""
+    if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")  # what follows the last newline is torn, or nothing
-    return [json.loads(line) for line in lines]
+    return [_step(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
+
+
+def _step(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        step = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ArchiveCorrupt(f"{where} is not JSON: {error}; restore the file") from error
+    if not isinstance(step, dict) or not _FIELDS <= step.keys():
+        raise ArchiveCorrupt(f"{where} is no trained step; restore the file")
+    return step
 
 
 def cut_trained_steps(folder: Path, count: int) -> None:

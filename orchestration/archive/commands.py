@@ -20,6 +20,7 @@ from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.selection import SelectionError, page_of, parse_condition, select
 from orchestration.archive.source import find_archive
+from orchestration.terminal import visible
 
 app = typer.Typer(no_args_is_help=True, help="Check, export and count stored trajectories.")
 
@@ -55,11 +56,11 @@ def usable_input() -> Iterator[None]:
         _tell_damage(error)
         raise typer.Exit(1) from error
     except (ArchiveError, SelectionError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(visible(str(error))) from error
 
 
 def _tell_damage(error: ArchiveCorrupt) -> None:
-    print(f"DAMAGED: {error}", file=sys.stderr)
+    print(visible(f"DAMAGED: {error}"), file=sys.stderr)
 
 
 @app.command()
@@ -76,9 +77,9 @@ def verify(archive: ArchivePath, as_json: AsJson = False) -> None:
             behind = f", {segment.unindexed} not in its index" if segment.unindexed else ""
             print(f"{segment.name}: {segment.bytes:,} bytes, {segment.trajectories:,} whole trajectories{behind}")
         for flaw in check.flaws:
-            print(f"{'torn' if flaw.torn else 'DAMAGED'}: {flaw}")
+            print(visible(f"{'torn' if flaw.torn else 'DAMAGED'}: {flaw}"))
         for each, count in check.repeated.items():
-            print(f"stored {count} times, with different content: {each}")
+            print(visible(f"stored {count} times, with different content: {each}"))
         print(f"{check.trajectories:,} trajectories, {'DAMAGED' if check.damaged else 'no damage'}")
     raise typer.Exit(int(check.damaged))
 
@@ -146,7 +147,7 @@ def show(
     """Read trajectories: list, filter, sort, page, open one; on the terminal, or as an HTML page."""
     from rich.console import Console
 
-    from orchestration.archive.export import columns
+    from orchestration.archive.export import columns, json_line
     from orchestration.archive.page import write_page
     from orchestration.archive.source import decode_as_numbers, load_decode
     from orchestration.archive.terminal import Browser
@@ -163,7 +164,7 @@ def show(
                 raise ArchiveError(f"the archive holds no trajectory {open_id!r}; ids are in the list")
         if as_json:
             if open_id is not None:  # of several attempts under one id the last, which is the one that counts
-                print(json.dumps(columns(opened.read(rows[-1]), decode)))
+                print(json_line(columns(opened.read(rows[-1]), decode)), end="")
             else:
                 print(json.dumps(_page_of_rows(rows, page, page_size)))
             return
@@ -279,5 +280,5 @@ def _selected(
     conditions = [parse_condition(text) for text in where or []]
     opened = Archive(find_archive(archive))
     for flaw in opened.flaws:
-        print(f"{'torn' if flaw.torn else 'DAMAGED'}: {flaw}", file=sys.stderr)
+        print(visible(f"{'torn' if flaw.torn else 'DAMAGED'}: {flaw}"), file=sys.stderr)
     return opened, select(opened.rows, conditions, sort, reverse)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.storage.disk import removed_on_failure
 from actors.storage.frames import ArchiveError
 from env.tool_call import ToolCall, ToolResult
 from orchestration.archive.source import Decode
+from orchestration.archive.transcript import known_ids
 from policies import tokens
 from policies.trajectory import CallRecord, Problem, Span, Trajectory, Verdict, WeightsVersion
 
@@ -104,7 +107,7 @@ _CALL_FIELDS = [name for name in ToolCall.model_fields if name != "limits"]
 
 
 def columns(trajectory: Trajectory, decode: Decode | None = None) -> dict[str, Any]:
-    """A trajectory as a row of `SCHEMA`, in plain values."""
+    """A trajectory as a row of `SCHEMA`, in plain values. Raises `ArchiveError` if its tokens are not known."""
     problem, verdict = trajectory.problem, trajectory.verdict
     return {
         "id": trajectory.id,
@@ -135,7 +138,7 @@ def columns(trajectory: Trajectory, decode: Decode | None = None) -> dict[str, A
 
 
 def _span(span: Span, decode: Decode | None) -> dict[str, Any]:
-    ids = tokens.unpack_ids(span.ids)
+    ids = known_ids(span)
     return {
         "kind": span.kind,
         "text": None if decode is None else decode(ids),
@@ -148,7 +151,6 @@ def _span(span: Span, decode: Decode | None) -> dict[str, Any]:
 
 def _call(record: CallRecord) -> dict[str, Any]:
     result = record.result.__dict__
-    assert record.call.id == record.result.id, f"call {record.call.id} has the result of {record.result.id}"
     asked = {name: record.call.__dict__[name] for name in _CALL_FIELDS}
     answered = {name: result[name] for name in _RESULT_FIELDS}
     return {"turn": record.turn, **asked, "limits": dict(record.call.limits.__dict__), **answered}
@@ -191,12 +193,11 @@ def export_jsonl(trajectories: Iterable[Trajectory], path: Path, decode: Decode 
 
     Raises `ArchiveError` for a log-probability that JSON has no number for.
     """
-    aside, count = _aside(path), 0
-    with aside.open("w", encoding="utf-8") as file:
+    count = 0
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
             file.write(json_line(columns(trajectory, decode)))
             count += 1
-    aside.replace(path)
     return count
 
 
@@ -209,14 +210,22 @@ def json_line(row: dict[str, Any]) -> str:
 
 
 def export_parquet(trajectories: Iterable[Trajectory], path: Path, decode: Decode | None = None) -> int:
-    """Write a Parquet file, zstd-compressed; returns the number of rows."""
-    aside, count = _aside(path), 0
-    with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+    """Write a Parquet file, zstd-compressed; returns the number of rows.
+
+    Raises `ArchiveError` for a number that is too large for its column.
+    """
+    count = 0
+    with written_aside(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for some in batched(trajectories, ROWS_PER_GROUP):
             rows = [columns(trajectory, decode) for trajectory in some]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            try:
+                batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+            except (pa.ArrowInvalid, OverflowError) as error:
+                raise ArchiveError(
+                    f"one of {rows[0]['id']} to {rows[-1]['id']} holds a number that its column can't hold: {error}"
+                ) from error
+            writer.write_batch(batch)
             count += len(rows)
-    aside.replace(path)
     return count
 
 
@@ -235,9 +244,19 @@ def read_jsonl(path: Path) -> Iterator[Trajectory]:
             yield trajectory_from(json.loads(line))
 
 
-def _aside(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(path.name + ".partial")
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path` in the end; nothing is left of it if that fails.
+
+    Raises `ArchiveError` if there is something else than a file: a folder, or a device, whose place it would take.
+    """
+    if path.exists() and not path.is_file():
+        raise ArchiveError(f"{path} is there already and is not a file; give the name of one")
+    aside = path.with_name(path.name + ".partial")
+    with removed_on_failure(aside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        aside.replace(path)
 
 
 EXPORTS = {".jsonl": export_jsonl, ".parquet": export_parquet}

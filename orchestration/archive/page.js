@@ -26,7 +26,7 @@ function element(tag, className, ...children) {
 }
 
 function meanLogprob(trajectory) {
-  const all = trajectory.steps.flatMap((step) => step.logprobs);
+  const all = trajectory.steps.flatMap((step) => step.logprobs).filter((each) => each !== null);
   return all.length ? all.reduce((sum, each) => sum + each, 0) / all.length : 0;
 }
 
@@ -150,7 +150,7 @@ function stepView(step) {
 function tokenView(step, text, index) {
   const logprob = step.kind === "model" ? step.logprobs[index] : null;
   const view = element("span", "", text);
-  const likely = logprob === null ? "not sampled" :
+  const likely = logprob === null ? (step.kind === "model" ? "its log-probability is no number" : "not sampled") :
     `log-probability ${logprob.toFixed(4)}, probability ${(100 * Math.exp(logprob)).toFixed(1)}%`;
   view.title = `token ${index}, id ${step.ids[index]}: ${JSON.stringify(text)}\n${likely}`;
   view.style.background = background(step.kind, logprob);

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
+from orchestration.archive.export import written_aside
 from orchestration.archive.source import Decode
 from orchestration.archive.transcript import Step, transcript, weights_names
 from policies.trajectory import CallRecord, Trajectory
@@ -65,7 +67,7 @@ def write_page(
 ) -> str:
     """Write the page of a selection; returns a sentence on what it holds.
 
-    Raises `ArchiveCorrupt` if one of the trajectories can't be read.
+    Raises `ArchiveCorrupt` if one of the trajectories can't be read, `ArchiveError` if `path` is no place for a file.
     """
     held = sample_groups(archive, rows, limit=limit)
     selected = {(row.segment, row.offset) for row in rows}
@@ -78,9 +80,8 @@ def write_page(
         ],
     }
     title = f"{archive.folder.resolve().parent.name}: trajectories"
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(_html(title, data), encoding="utf-8")
-    aside.replace(path)
+    with written_aside(path) as aside:
+        aside.write_text(_html(title, data), encoding="utf-8")
     return f"{path}: {note}"
 
 
@@ -138,7 +139,7 @@ def _step(step: Step) -> dict[str, Any]:
         "version": ", ".join(weights_names(step)) or None,
         "texts": [token.text for token in step.tokens],
         "ids": [token.id for token in step.tokens],
-        "logprobs": [round(token.logprob, 4) for token in step.tokens if token.logprob is not None],
+        "logprobs": [_finite(token.logprob, 4) for token in step.tokens if token.logprob is not None],
         "calls": [_call(record) for record in step.calls],
     }
 
@@ -153,14 +154,19 @@ def _call(record: CallRecord) -> dict[str, Any]:
         "reason": result.reason,
         "stdout": result.stdout,
         "stderr": result.stderr,
-        "seconds": round(result.wall_seconds, 4),
+        "seconds": _finite(result.wall_seconds, 4),
         "mebibytes": round(result.peak_memory_bytes / (1 << 20), 1),
     }
 
 
+def _finite(value: float, digits: int) -> float | None:
+    """A number that JSON has; None for those that it has not."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
 def _html(title: str, data: dict[str, Any]) -> str:
     # In a script element only `<` could end the data; in JSON strings it may be written as an escape.
-    payload = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    payload = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>

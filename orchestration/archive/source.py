@@ -25,31 +25,41 @@ def find_archive(path: Path) -> Path:
 
 
 def find_tokenizer(archive: Path) -> Path | None:
-    """The `tokenizer.json` of the run that an archive belongs to; None if the run's folder names none that exists."""
+    """The `tokenizer.json` of the run that an archive belongs to; None if the run's folder names none that exists.
+
+    Raises `ArchiveError` for a recipe that is not TOML.
+    """
     run = archive.parent
     candidates = [run / "model"]
-    if (run / RECIPE_FILE).exists():
-        recipe = tomllib.loads((run / RECIPE_FILE).read_text(encoding="utf-8"))
-        path = recipe.get("model", {}).get("path")
-        if path is not None:
+    if (run / RECIPE_FILE).is_file():
+        try:
+            recipe = tomllib.loads((run / RECIPE_FILE).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are ValueErrors
+            raise ArchiveError(f"{run / RECIPE_FILE} is not TOML: {error}; restore it, or give --model") from error
+        model = recipe.get("model")
+        path = model.get("path") if isinstance(model, dict) else None
+        if isinstance(path, str):
             candidates.append(Path(path))
     found = (folder / "tokenizer.json" for folder in candidates)
-    return next((path for path in found if path.exists()), None)
+    return next((path for path in found if path.is_file()), None)
 
 
 def load_decode(archive: Path, model: Path | None) -> Decode | None:
     """The decoder of the tokenizer in folder `model` (None: of the archive's run); None if there is none.
 
-    Raises `ArchiveError` if `model` holds no tokenizer.
+    Raises `ArchiveError` if `model` holds no tokenizer, or one that can't be read.
     """
     path = find_tokenizer(archive) if model is None else model / "tokenizer.json"
     if path is None:
         return None
-    if not path.exists():
+    if not path.is_file():
         raise ArchiveError(f"{model} holds no tokenizer.json; give the folder of the model that made the archive")
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other type for a file that is no tokenizer
+        raise ArchiveError(f"{path} is no tokenizer: {error}; give --model the folder of one") from error
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 

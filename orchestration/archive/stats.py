@@ -34,7 +34,8 @@ class StageStats(BaseModel):
     """Of calls."""
     bytes: int
     """Of the trajectories' frames on disk."""
-    bytes_per_token: float
+    bytes_per_token: float | None
+    """None if there is no token."""
 
 
 def stage_stats(rows: Iterable[IndexRow]) -> list[StageStats]:
@@ -69,7 +70,7 @@ def _stats(stage: str, rows: Sequence[IndexRow]) -> StageStats:
         finish=dict(Counter(row.finish for row in rows)),
         statuses=dict(Counter(status for row in rows for status in row.statuses)),
         bytes=size,
-        bytes_per_token=size / tokens,
+        bytes_per_token=size / tokens if tokens else None,
     )
 
 

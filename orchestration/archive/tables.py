@@ -29,7 +29,7 @@ def stats_table(stages: Sequence[StageStats]) -> Table:
         "calls": lambda stage: f"{stage.calls:,}",
         "failed, in correct ones": lambda stage: _percent(stage.failed_share_in_correct),
         "failed, in wrong ones": lambda stage: _percent(stage.failed_share_in_wrong),
-        "bytes a token": lambda stage: f"{stage.bytes_per_token:.2f}",
+        "bytes a token": lambda stage: "" if stage.bytes_per_token is None else f"{stage.bytes_per_token:.2f}",
     }
     return _side_by_side("stored trajectories", [(stage.stage, stage) for stage in stages], rows)
 

@@ -25,20 +25,16 @@ from env.tool_call import ToolResult
 from orchestration.archive.selection import Page, page_of
 from orchestration.archive.source import Decode
 from orchestration.archive.transcript import Step, Token, transcript, weights_names
+from orchestration.terminal import visible
 from policies.trajectory import CallRecord, Trajectory
 
 PROBABILITIES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
 """Least probability with which a token was sampled -> the colour that it is shown in."""
 
 
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)} | {0x7F: 0x2421}
-"""Control characters -> what is shown for them."""
-
-
 def plain(text: str, style: str = "") -> Text:
     """Text as it is: no markup, and control characters made visible."""
-    return Text(text.translate(_VISIBLE), style=style)
+    return Text(visible(text), style=style)
 
 
 def titled_table(title: str) -> Table:
@@ -127,7 +123,13 @@ def _coloured(tokens: Sequence[Token]) -> Text:
 def _colour(token: Token) -> str:
     if token.logprob is None:
         return "dim"
-    return next(colour for least, colour in PROBABILITIES if math.exp(token.logprob) >= least)
+    probability = _probability(token.logprob)
+    return next((colour for least, colour in PROBABILITIES if probability >= least), PROBABILITIES[-1][1])
+
+
+def _probability(logprob: float) -> float:
+    """What a log-probability stands for; one above 0, which only a broken engine gives, stands for 1."""
+    return math.exp(min(logprob, 0.0))
 
 
 def _token_table(tokens: Sequence[Token]) -> Table:
@@ -136,7 +138,7 @@ def _token_table(tokens: Sequence[Token]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("token")
     for index, token in enumerate(tokens):
-        figures = ("", "") if token.logprob is None else (f"{token.logprob:.4f}", f"{math.exp(token.logprob):.1%}")
+        figures = ("", "") if token.logprob is None else (f"{token.logprob:.4f}", f"{_probability(token.logprob):.1%}")
         table.add_row(str(index), str(token.id), *figures, Text(repr(token.text), style=_colour(token)))
     return table
 
@@ -151,7 +153,7 @@ def _cell(record: CallRecord) -> RenderableType:
 
 def code_view(code: str) -> Syntax:
     """Python in colours."""
-    return Syntax(code.translate(_VISIBLE), "python", word_wrap=True, background_color="default")
+    return Syntax(visible(code), "python", word_wrap=True, background_color="default")
 
 
 def result_panel(result: ToolResult, above: Sequence[RenderableType] = ()) -> Panel:
@@ -217,7 +219,7 @@ class Browser:
         while (command := self._command(self.HELP)) != "q":
             if command in ("", "n", "p"):
                 page = self.show_page(page.number + (-1 if command == "p" else 1))
-            elif command.isdigit() and 1 <= int(command) <= len(self._rows):
+            elif command.isdecimal() and 1 <= int(command) <= len(self._rows):
                 self.step_through(self._rows[int(command) - 1])
                 page = self.show_page(page.number)
             else:
@@ -235,7 +237,7 @@ class Browser:
         try:
             trajectory = self._archive.read(row)
         except ArchiveCorrupt as error:
-            self._console.print(str(error), style="red", markup=False)
+            self._console.print(plain(str(error), "red"))
             return
         self._console.print(facts(trajectory))
         steps = transcript(trajectory, self._decode)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from actors.storage.frames import ArchiveError
 from orchestration.archive.source import Decode
 from policies import tokens
 from policies.trajectory import CallRecord, Span, Trajectory, VersionRun, version_runs, whole_turns
@@ -52,7 +53,7 @@ class Step:
 
 
 def transcript(trajectory: Trajectory, decode: Decode) -> list[Step]:
-    """The steps of a trajectory, in order."""
+    """The steps of a trajectory, in order. Raises `ArchiveError` if its tokens are not known, as a simulation's are."""
     steps: list[Step] = []
     turn = 0
     for spans in whole_turns(trajectory.spans):
@@ -73,12 +74,21 @@ def weights_names(step: Step) -> list[str]:
 
 def turn_tokens(spans: Sequence[Span], decode: Decode) -> tuple[Token, ...]:
     """The tokens of a turn's spans with their texts."""
-    ids = tokens.unpack_ids(tokens.concatenate(span.ids for span in spans))
+    ids = [token for span in spans for token in known_ids(span)]
     sampled = spans[0].kind == "model"
     logprobs = (
         tokens.unpack_floats(b"".join(span.logprobs for span in spans)).tolist() if sampled else [None] * len(ids)
     )
     return tuple(map(Token, ids, token_texts(ids, decode), logprobs))
+
+
+def known_ids(span: Span) -> list[int]:
+    """The ids of a span's tokens `[L]`. Raises `ArchiveError` for a simulated rollout's, which are counted only."""
+    if not isinstance(span.ids, bytes):
+        raise ArchiveError(
+            "these rollouts were simulated: it is known how many tokens they have, not which; `archive stats` counts"
+        )
+    return tokens.unpack_ids(span.ids)
 
 
 def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:

@@ -10,14 +10,13 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import binascii
 import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits, ToolCall
@@ -88,7 +87,8 @@ class Figures:
             return []
         if result.status != "success":
             raise OSError(f"the session's files can't be read: {result.reason or result.stderr.strip()[-200:]}")
-        found = [self._save(*each) for line in result.stdout.splitlines() if (each := _read(line)) is not None]
+        lines = (each for line in result.stdout.splitlines() if (each := _read(line)) is not None)
+        found = [self._save(*each) for each in itertools.islice(lines, MOST_FILES)]  # the session may say more
         self.saved += found
         return found
 
@@ -122,6 +122,6 @@ def _read(line: str) -> tuple[_Fetched, bytes] | None:
         data: Any = json.loads(line)
         fetched = _Fetched.model_validate(data)
         content = base64.b64decode(fetched.content, validate=True)
-    except (ValueError, ValidationError, binascii.Error):
+    except (ValueError, RecursionError):  # pydantic's and base64's errors are ValueErrors
         return None
     return (fetched, content) if fetched.path.lower().endswith(ENDINGS) else None

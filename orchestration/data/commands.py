@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestration.recipe import RecipeError
-from orchestration.terminal import AsJson, console
+from orchestration.terminal import AsJson, console, visible
 
 app = typer.Typer(no_args_is_help=True, help="Look at data sets, filter them, fetch the small model.")
 
@@ -92,7 +92,7 @@ def inspect(
     out.print(f"characters of a question: {mean(lengths):.0f} on average, {max(lengths)} at most")
     out.print("the first one:")
     for key, value in figures["first"].items():
-        out.print(f"  {key}: {value}", markup=False)
+        out.print(visible(f"  {key}: {value}"), markup=False)
 
 
 def _inspect_chats(source: str, name: Any, split: str, model: Path | None, as_json: bool) -> None:
@@ -126,7 +126,7 @@ def _inspect_chats(source: str, name: Any, split: str, model: Path | None, as_js
             f"tokens: {told['mean']:.0f} on average, {told['longest']} at most; {told['learned_share']:.0%} are learned"
         )
         out.print("the first one, as the learner gets it; what is learned stands between ⟦ and ⟧:")
-    out.print(example, markup=False)
+    out.print(visible(example), markup=False)
 
 
 @app.command("filter")

@@ -95,6 +95,8 @@ def _of_jsonl(path: Path) -> Iterator[Located]:
             where = f"{path} line {number}"
             try:
                 row = json.loads(line)
+                if b"\\u" in line:  # an escape may be half of a surrogate pair: nothing takes that for text
+                    json.dumps(row, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 cut = "; the file ends in the middle of it, so it may have been cut off" if line[-1:] != b"\n" else ""
                 raise DataError(f"{where} is not a JSON object: {error}{cut}") from error

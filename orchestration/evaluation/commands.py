@@ -14,7 +14,7 @@ from orchestration.evaluation.answers import Answer, AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import ARENA_HARD, load_benchmark
 from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, judge_missing, play_missing
 from orchestration.recipe import RecipeError
-from orchestration.terminal import AsJson, console
+from orchestration.terminal import AsJson, console, visible
 
 MOST_REASONS = 3
 """Why answers failed, that are shown."""
@@ -127,7 +127,7 @@ def end_with_failures(answers: Sequence[Answer]) -> None:
         return
     console.print(f"{failed.total()} answers failed; they count as wrong. The same command plays them again:")
     for reason, count in failed.most_common(MOST_REASONS):
-        console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
+        console.print(visible(f"  {count} x {reason}"), soft_wrap=True, highlight=False, markup=False)
     raise typer.Exit(1)
 
 

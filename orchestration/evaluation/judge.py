@@ -19,7 +19,7 @@ from typing import Literal
 from openai import AsyncOpenAI
 
 from orchestration.evaluation.answers import Answer, whole_lines
-from orchestration.evaluation.server import AT_ONCE, failures_told, only_model
+from orchestration.evaluation.server import AT_ONCE, failures_told, only_model, said_in
 from policies.trajectory import Record
 
 JUDGEMENTS_FILE = "judgements.jsonl"
@@ -190,7 +190,7 @@ class Judge:
                 max_tokens=MOST_TOKENS,
                 seed=attempt,
             )
-            text = done.choices[0].message.content or ""
+            text, _ = said_in(done, self._url)
             verdict = verdict_in(text)
             if verdict != "undecided":
                 return verdict, text

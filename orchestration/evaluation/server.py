@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import openai
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from actors.system.actor import seed_for
 from actors.verification import Verifier
@@ -45,6 +45,8 @@ def failures_told(url: str) -> Iterator[None]:
         raise RecipeError(f"the server at {url} can't be reached: {error}") from error
     except openai.APIStatusError as error:
         raise RecipeError(f"the server at {url} refuses: {error.message}") from error
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"the server at {url} answers no JSON: {error}") from error
 
 
 async def only_model(client: AsyncOpenAI, option: str) -> str:
@@ -57,6 +59,17 @@ async def only_model(client: AsyncOpenAI, option: str) -> str:
             f"the server at {client.base_url} serves {', '.join(names) or 'no model'}; choose one with {option}"
         )
     return names[0]
+
+
+def said_in(done: ChatCompletion, url: str) -> tuple[str, str]:
+    """Text and finish reason of an answer. Raises `RecipeError` for a server's answer that is none.
+
+    Half of a surrogate pair, which JSON can hold and no file of answers, becomes a question mark.
+    """
+    if not isinstance(done, ChatCompletion) or not done.choices:  # the client takes any JSON, or none, for an answer
+        raise RecipeError(f"the server at {url} answers something else than a chat completion: {str(done)[:200]!r}")
+    choice = done.choices[0]
+    return (choice.message.content or "").encode(errors="replace").decode(), choice.finish_reason
 
 
 class Server:
@@ -107,9 +120,8 @@ class Server:
             max_tokens=max_tokens,
             seed=seed_for(self._seed, f"{wanted.id}#{turn}") >> 1,
         )
-        choice = done.choices[0]
         used = done.usage.completion_tokens if done.usage else 0
-        return choice.message.content or "", choice.finish_reason, used
+        return *said_in(done, self._url), used
 
     async def run(self, wanted: Wanted, turn: int, text: str) -> list[ToolResult]:
         """The results of a turn's calls, in order; none where there are no calls, or no tools."""

@@ -227,7 +227,7 @@ def trajectory(
     elif checkpoint is not None or temperature is not None:
         raise RecipeError("--checkpoint and --temperature are for a branch; say where it begins with --from-turn")
     from actors.engines.engine import EngineFailed
-    from orchestration.archive.export import columns
+    from orchestration.archive.export import columns, json_line
     from orchestration.archive.source import decode_as_numbers, load_decode
     from orchestration.archive.terminal import Browser
     from orchestration.replay.branch_view import branch_views
@@ -243,7 +243,7 @@ def trajectory(
         if turn is None:
             browser = Browser(run.archive, run.rows, decode, console=shown, page_size=20, ask=shown.input)
             if as_json:
-                print(json.dumps(columns(run.archive.read(rows[0]), decode)))
+                print(json_line(columns(run.archive.read(rows[0]), decode)), end="")
             elif sys.stdin.isatty() and shown.is_terminal and not with_tokens:
                 browser.step_through(rows[0])
             else:

@@ -5,21 +5,25 @@ Invariant: of several attempts stored under one id the last one counts, as it di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from actors.storage.frames import ArchiveCorrupt
+from actors.storage.frames import ArchiveCorrupt, ArchiveError
 from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from actors.storage.trained_steps import FILE, read_trained_steps
 from orchestration.archive.source import find_archive
-from orchestration.metrics import METRICS_FILE, Kind, Record, of_kind, read_metrics
+from orchestration.metrics import METRICS_FILE, Kind, MetricsUnreadable, Record, of_kind, read_metrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import RECIPE_FILE
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
+
+_NUMBER = re.compile(r"[0-9]{1,7}")
+"""Of a group; a step has as many as the largest says."""
 
 
 class RecordedRun:
@@ -40,7 +44,7 @@ class RecordedRun:
     def recipe(self) -> Recipe | None:
         """The run's recipe, every setting spelled out; None for an archive that lies alone."""
         path = self.folder / RECIPE_FILE
-        return load_recipe(path) if path.exists() else None
+        return load_recipe(path) if path.is_file() else None
 
     def required_recipe(self) -> Recipe:
         """The run's recipe. Raises `RecipeError` if there is none."""
@@ -90,16 +94,26 @@ class RecordedRun:
             by_group.setdefault(row.group, []).append(row)
         for line in read_trained_steps(self.archive.folder / FILE):
             if line["stage"] == stage:
+                missing = [group for group in line["taken"] if group not in by_group]
+                if missing:
+                    raise ArchiveError(f"{FILE} says that group {missing[0]} was taken, of which nothing is stored")
                 rows = [sorted(by_group[group], key=lambda row: row.sample) for group in line["taken"]]
                 yield line["step"], [[self.archive.read(row) for row in group] for group in rows]
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""
-        return {int(each["step"]) - 1: each for each in of_kind(self._records, kind) if each["stage"] == stage}
+        records = of_kind(self._records, kind)
+        try:
+            return {int(each["step"]) - 1: each for each in records if each["stage"] == stage}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArchiveError(f"{self.folder / METRICS_FILE} has a {kind} without a stage and a step") from error
 
     @cached_property
     def _records(self) -> list[Record]:
-        return read_metrics(self.folder / METRICS_FILE)
+        try:
+            return read_metrics(self.folder / METRICS_FILE)
+        except MetricsUnreadable as error:
+            raise ArchiveError(str(error)) from error
 
     def checkpoint(self, stage: str) -> Path | None:
         """The weights that a stage ended with, if they were kept."""
@@ -129,5 +143,8 @@ class RecordedRun:
 
 
 def group_number(row: IndexRow) -> int:
-    """Which group of its step a rollout is of: groups are named `stage/step/number`."""
-    return int(row.group.rpartition("/")[2])
+    """Which group of its step a rollout is of: groups are named `stage/step/number`. Raises `ArchiveError` if not."""
+    number = row.group.rpartition("/")[2]
+    if _NUMBER.fullmatch(number) is None:
+        raise ArchiveError(f"{row.id} is of group {row.group!r}, whose name does not end in a number as a run's do")
+    return int(number)

@@ -115,3 +115,16 @@ def test_of_two_attempts_under_one_id_the_last_counts() -> None:
 def test_a_stage_without_rollouts_is_refused() -> None:
     with pytest.raises(NothingRecorded, match="no rollout of stage 'rl'"):
         RecordedWorkload({"rl": []})
+
+
+@pytest.mark.parametrize("seconds", [None, float("nan"), float("inf"), -1.0])
+def test_a_rollout_that_nobody_can_have_played_is_named(seconds: float | None) -> None:
+    played_one = next(each for each in RECORDED if each.calls)
+    if seconds is None:
+        wrong = played_one.model_copy(update={"spans": played_one.spans[:1], "calls": ()})
+    else:
+        record = played_one.calls[0]
+        result = record.result.model_copy(update={"wall_seconds": seconds})
+        wrong = played_one.model_copy(update={"calls": (record.model_copy(update={"result": result}),)})
+    with pytest.raises(NothingRecorded, match=f"{played_one.id} holds no model turn"):
+        RecordedWorkload({"rl": [RECORDED[0], wrong]})

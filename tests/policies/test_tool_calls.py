@@ -79,3 +79,9 @@ def test_a_model_reads_that_its_session_was_lost_or_rebuilt():
             "5",
         ]
     assert "session" not in result_text(ToolResult(id="3", status="success", stdout="5\n"), 100)
+
+
+def test_a_refusal_holds_nothing_that_can_not_be_told():
+    (request,) = parse_calls(written(JUPYTER_TOOL, **{"\ud800": "x"}), "t/0", Limits(), (JUPYTER_TOOL,), session="t")
+    assert request.refusal == "jupyter_code takes one string, code; got \\ud800"
+    assert request.refused().model_dump_json()

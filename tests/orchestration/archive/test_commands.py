@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from actors.storage.reader import Archive, segment_path
+from actors.storage.writer import ArchiveWriter
 from orchestration.archive.export import read_jsonl, read_parquet
 from orchestration.cli import app
-from policies.trajectory import Trajectory
+from policies.trajectory import Problem, Trajectory
+from tests.orchestration.archive.dialogues import PROMPT, text_span, text_trajectory
+from tests.orchestration.archive.test_page import data_of
 
 
 def run(*arguments: object) -> Result:
@@ -21,6 +27,25 @@ def run(*arguments: object) -> Result:
 @pytest.fixture
 def folder(archive: Archive) -> Path:
     return archive.folder.parent
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+HOSTILE = "\x1b]0;title\x07\x1b[2J\r\x08 \x9b \u202e [red]x[/] [/y] "
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, dialogues: list[Trajectory]) -> Archive:
+    """An archive in which every name and every text would control a terminal; one of its two rollouts is damaged."""
+    writer = ArchiveWriter(tmp_path / "hostile" / "archive")
+    for number, each in enumerate(dialogues[1:3]):
+        named = {"id": f"{HOSTILE}{number}", "group": HOSTILE, "stage": f"{HOSTILE}s", "generator": HOSTILE}
+        problem = Problem(id=HOSTILE, question=HOSTILE, gold=HOSTILE, family=HOSTILE)
+        verdict = each.verdict.model_copy(update={"extracted": HOSTILE})
+        writer.append(each.model_copy(update=named | {"problem": problem, "verdict": verdict}))
+    writer.close()
+    archive = Archive(tmp_path / "hostile" / "archive")
+    flip(archive, 1)
+    return archive
 
 
 def flip(archive: Archive, number: int) -> None:
@@ -63,7 +88,7 @@ def test_export_stops_at_damage_and_names_it(archive: Archive, folder: Path, tmp
     flip(archive, 1)
     done = run("archive", "export", folder, tmp_path / "out.jsonl")
     assert done.exit_code == 1 and "(trajectory rl/0/0/1): the frame fails its checksum" in done.stderr
-    assert not (tmp_path / "out.jsonl").exists()
+    assert not list(tmp_path.glob("out.jsonl*"))
 
 
 def test_what_is_whole_is_exported_and_analysed_when_asked_for(
@@ -75,6 +100,19 @@ def test_what_is_whole_is_exported_and_analysed_when_asked_for(
     assert list(read_jsonl(tmp_path / "out.jsonl")) == [dialogues[0], *dialogues[2:]]
     assert run("analyse", folder).exit_code == 1
     assert json.loads(run("analyse", folder, "--skip-damaged", "--json").stdout)["trajectories"] == 3
+
+
+@pytest.mark.parametrize("arguments", [["show", "FOLDER", "--html"], ["archive", "export", "FOLDER"]])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_nothing_but_a_file_is_replaced_and_no_part_of_one_is_left(
+    folder: Path, tmp_path: Path, arguments: list[str], make: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "there.jsonl"
+    make(place)
+    done = run(*(str(folder) if each == "FOLDER" else each for each in arguments), place)
+    assert done.exit_code == 2 and "is not a file" in " ".join(done.output.replace("│", " ").split())
+    assert place.exists() and not place.is_file()
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_stats_counts_by_stage(folder: Path) -> None:
@@ -140,3 +178,38 @@ def test_a_torn_archive_is_read_and_said_to_be_torn(archive: Archive, folder: Pa
     done = run("show", folder, "--json")
     assert done.exit_code == 0 and "torn: segment-00000.gra" in done.stderr
     assert json.loads(done.stdout)["selected"] == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (0, ["show", "FOLDER"]),
+        (0, ["show", "FOLDER", "--open", f"{HOSTILE}0", "--tokens"]),
+        (1, ["show", "FOLDER", "--open", f"{HOSTILE}1"]),
+        (1, ["archive", "verify", "FOLDER"]),
+        (0, ["archive", "stats", "FOLDER"]),
+        (0, ["archive", "export", "FOLDER", "out.parquet", "--skip-damaged"]),
+        (0, ["analyse", "FOLDER", "--skip-damaged"]),
+        (1, ["analyse", "FOLDER"]),
+        (2, ["analyse", "FOLDER", "--between", "a,b"]),
+    ],
+)
+def test_nothing_that_an_archive_holds_controls_the_terminal(
+    hostile: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*(hostile.folder.parent if each == "FOLDER" else each for each in arguments))
+    assert (done.exit_code, CONTROLS.search(done.output)) == (code, None)
+    assert "␛" in done.output
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 2.0**100])
+def test_numbers_that_no_engine_should_give_are_shown(tmp_path: Path, logprob: float) -> None:
+    writer = ArchiveWriter(tmp_path / "run" / "archive")
+    writer.append(text_trajectory(0, PROMPT, text_span("model", "42", logprob=logprob)))
+    writer.close()
+    for options in ([], ["--tokens"]):
+        assert run("show", tmp_path / "run", "--open", "rl/0/0/0", *options).exit_code == 0
+    assert run("show", tmp_path / "run", "--html", tmp_path / "page.html").exit_code == 0
+    (held,) = data_of(tmp_path / "page.html")["trajectories"]
+    assert held["steps"][1]["logprobs"] == ([None, None] if logprob < 0 or logprob != logprob else [logprob] * 2)

@@ -25,7 +25,7 @@ def data_of(page: Path) -> dict:
     """What the page carries."""
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
     assert found
-    return json.loads(found[1])
+    return json.loads(found[1], parse_constant=pytest.fail)  # a browser takes neither NaN nor Infinity
 
 
 def test_the_page_holds_every_trajectory_of_the_selection_and_their_groups(

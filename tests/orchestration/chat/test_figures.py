@@ -65,7 +65,8 @@ def test_what_is_no_file_of_the_session_is_left_out() -> None:
 
     fetched = _read(line())
     assert fetched is not None and fetched[1] == b"x"
-    for wrong in ("[1]", "no JSON", line(path="a.sh"), line(content="%"), line(stamp=3), line(path=None)):
+    deep = "[" * 100_000
+    for wrong in ("[1]", "no JSON", deep, line(path="a.sh"), line(content="%"), line(stamp=3), line(path=None)):
         assert _read(wrong) is None
 
 

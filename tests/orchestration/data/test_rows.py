@@ -104,3 +104,10 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_an_unknown_set_lists_those_there_are(tmp_path: Path) -> None:
     told = complaint(write_lines(tmp_path / "a.jsonl", ROWS), name="gsm9k")
     assert "gsm9k" in told and "math500" in told
+
+
+def test_a_line_with_half_a_surrogate_pair_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [*ROWS[:2], ROWS[2] | {"question": "\ud83d"}])
+    assert f"{path} line 3 is not a JSON object" in (told := complaint(path)) and "surrogates not allowed" in told
+    write_lines(path, [ROWS[0] | {"question": "How many 😀?"}])
+    assert [located.row["question"] for located in read_rows(str(path))] == ["How many 😀?"]

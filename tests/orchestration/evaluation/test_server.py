@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from orchestration.evaluation.answers import ANSWERS_FILE, AnswerFile
 from orchestration.evaluation.benchmarks import Benchmark, Graded, Settings
-from orchestration.evaluation.server import Server
+from orchestration.evaluation.server import Server, said_in
 from orchestration.recipe import RecipeError
 from policies.demonstrations import call_text
 from policies.trajectory import Problem
@@ -122,3 +123,16 @@ async def test_a_server_that_can_not_be_used_says_why(tmp_path: Path) -> None:
             await play(url, AnswerFile(tmp_path / "b", {}))
         with pytest.raises(RecipeError, match=r"refuses.*404"):
             await play(url, AnswerFile(tmp_path / "b", {}), name="three")
+
+
+def test_what_a_server_answers_is_text_or_refused() -> None:
+    def completion(**message: Any) -> ChatCompletion:
+        choices = [{"index": 0, "message": {"role": "assistant"} | message, "finish_reason": "stop"}]
+        about = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+        return ChatCompletion.model_validate(about | {"choices": choices if message else []})
+
+    assert said_in(completion(content="a\ud800b é"), "URL") == ("a?b é", "stop")
+    assert said_in(completion(content=None), "URL") == ("", "stop")
+    for wrong in (completion(), "<html>", None):
+        with pytest.raises(RecipeError, match="the server at URL answers something else than a chat completion"):
+            said_in(wrong, "URL")  # type: ignore[arg-type]
