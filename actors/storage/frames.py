@@ -157,9 +157,7 @@ class _Items:
 def decode(frame: Frame) -> Any:
     """The record of a frame. Raises `ArchiveCorrupt` if the payload, though its checksum holds, is none."""
     try:
-        size = zstandard.frame_content_size(
-            frame.payload
-        )  # -1: it does not say; then it may have as much as is allowed
+        size = zstandard.frame_content_size(frame.payload)  # -1 if it does not say
         if size > MOST_RECORD_BYTES:
             raise ValueError(f"it claims to hold {size} bytes; {MOST_RECORD_BYTES} is the most")
         packed = zstandard.ZstdDecompressor().decompress(frame.payload, max_output_size=MOST_RECORD_BYTES)
