@@ -24,6 +24,12 @@ from policies.trajectory import Finish, Problem, Record
 
 ANSWERS_FILE, SETTINGS_FILE = "answers.jsonl", "settings.json"
 
+UNCOUNTED = "turns_without_token_count"
+"""The figure of an answer whose server does not say how many tokens it wrote: the share of its turns."""
+
+type AnswerKey = tuple[str, str, int]
+"""(benchmark, problem, sample)."""
+
 
 class Part(Record):
     """A piece of a dialogue."""
@@ -63,7 +69,7 @@ class Answer(Record):
         return float(self.correct) if self.score is None else self.score
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> AnswerKey:
         return (self.benchmark, self.problem, self.sample)
 
     @property
@@ -116,7 +122,7 @@ class Wanted(NamedTuple):
             update={
                 "correct": verdict.correct,
                 "reason": verdict.reason or "right",
-                "figures": verdict.figures,
+                "figures": answer.figures | verdict.figures,
                 "extracted": "",
                 "finish": "length" if answer.finish == "length" else "answered",
                 "calls": 0,
@@ -179,5 +185,5 @@ class AnswerFile:
             if not self._is_there((benchmark.name, problem.id, sample))
         ]
 
-    def _is_there(self, key: tuple[str, str, int]) -> bool:
+    def _is_there(self, key: AnswerKey) -> bool:
         return key in self.answers and self.answers[key].finish != "failed"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Response
 
 from orchestration.evaluation.answers import ANSWERS_FILE, AnswerFile
 from orchestration.evaluation.benchmarks import Benchmark, Graded, Settings
+from orchestration.evaluation.completions import AT_ONCE
 from orchestration.evaluation.server import Server
 from orchestration.recipe import RecipeError
 from policies.demonstrations import call_text
@@ -122,3 +125,64 @@ async def test_a_server_that_can_not_be_used_says_why(tmp_path: Path) -> None:
             await play(url, AnswerFile(tmp_path / "b", {}))
         with pytest.raises(RecipeError, match=r"refuses.*404"):
             await play(url, AnswerFile(tmp_path / "b", {}), name="three")
+
+
+def completion(message: dict[str, Any], finish: str = "stop", **more: Any) -> Response:
+    choices = [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}]
+    return Response(json.dumps({"choices": choices, **more}), media_type="application/json")
+
+
+BOX = "<answer>\\boxed{56088}</answer>"
+MISBEHAVIOUR = {
+    "refuses: Error code: 400": Response('{"error": {"message": "too long"}}', 400, media_type="application/json"),
+    "Expected value|expected value": Response("<html>log in</html>", media_type="text/html"),
+    "EOF": Response('{"choices": [', media_type="application/json"),
+    "invalid unicode": Response(b'{"choices": ["\xe9"]}', media_type="application/json"),
+    "choices: List should have at least 1 item": Response('{"choices": []}', media_type="application/json"),
+    "choices: Field required.*sad": Response('{"error": "sad"}', media_type="application/json"),
+    "choices.0.message.content": completion({"content": [{"type": "text", "text": BOX}]}),
+    "completion_tokens": completion({"content": BOX}, usage={"completion_tokens": -5}),
+    "withheld": completion({"content": ""}, "content_filter"),
+    "parser of calls": completion({"content": None, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls"),
+}
+
+
+@pytest.mark.parametrize("told", MISBEHAVIOUR)
+async def test_what_a_server_fails_to_answer_is_no_wrong_answer_and_is_asked_again(told: str, tmp_path: Path) -> None:
+    misbehaves = True
+
+    def sometimes(messages: list[dict[str, Any]], request: dict[str, Any]) -> tuple[str, str] | Response:
+        return MISBEHAVIOUR[told] if misbehaves and "123" in messages[1]["content"] else script(messages, request)
+
+    two = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=1), PROBLEMS[:2])
+    async with scripted_chat_server(sometimes) as url:
+        await play(url, file := AnswerFile(tmp_path, {}), two)
+        failed, half = (file.answers["made-up", problem.id, 0] for problem in PROBLEMS[:2])
+        assert (failed.finish, failed.correct, half.correct) == ("failed", False, True)
+        assert re.search(told, failed.reason)
+        misbehaves = False
+        await play(url, file := AnswerFile(tmp_path, {}), two)
+    assert all(answer.correct for answer in file.answers.values())
+
+
+async def test_a_server_that_fails_every_request_ends_the_evaluation(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def never(messages: list[dict[str, Any]], _: dict[str, Any]) -> Response:
+        asked.append(messages[1]["content"])
+        return Response("full", 400)
+
+    many = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=100), PROBLEMS)
+    async with scripted_chat_server(never) as url:
+        with pytest.raises(RecipeError, match=r"32 requests in a row failed.*400"):
+            await play(url, file := AnswerFile(tmp_path, {}), many)
+    assert len(asked) < 3 * AT_ONCE
+    assert len(file.answers) < 3 * AT_ONCE and {answer.finish for answer in file.answers.values()} == {"failed"}
+
+
+async def test_tokens_that_a_server_does_not_count_are_told_of(tmp_path: Path) -> None:
+    uncounted = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=1), PROBLEMS[:1])
+    async with scripted_chat_server(lambda *_: completion({"content": BOX})) as url:
+        await play(url, file := AnswerFile(tmp_path, {}), uncounted)
+    (answer,) = file.answers.values()
+    assert (answer.correct, answer.response_tokens, answer.figures) == (True, 0, {"turns_without_token_count": 1.0})
