@@ -103,7 +103,8 @@ class Wanted(NamedTuple):
         """What came of it: `played` holds the fields of `Answer` that are not known before.
 
         A rule grader's verdict takes the place of the dialogue's own. Benchmarks with graders have one turn: that its
-        text holds what looks like a call does not cut it off.
+        text holds what looks like a call does not cut it off. Where nothing was said there is nothing to grade: a
+        prompt without room for an answer is no model's decision to call no function.
         """
         asked = {
             "benchmark": self.benchmark.name,
@@ -114,10 +115,9 @@ class Wanted(NamedTuple):
             "sample": self.sample,
         }
         answer = Answer.model_validate(asked | played)
-        if answer.finish == "failed" or self.problem.id not in self.benchmark.graders:
+        if answer.finish == "failed" or not answer.parts or self.problem.id not in self.benchmark.graders:
             return answer
-        said = answer.parts[0].text if answer.parts else ""
-        verdict = self.benchmark.graders[self.problem.id](said.removesuffix(end_of_turn))
+        verdict = self.benchmark.graders[self.problem.id](answer.parts[0].text.removesuffix(end_of_turn))
         return answer.model_copy(
             update={
                 "correct": verdict.correct,
