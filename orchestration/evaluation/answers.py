@@ -2,7 +2,8 @@
 
 Invariants:
 - an answer is written and flushed when it is there; a file cut off in the middle of a line loses that answer only;
-- one folder holds answers of one model, and of each benchmark under one set of settings: others are refused.
+- one folder holds answers of one model, and of each benchmark to one set of problems under one set of settings: others
+  are refused.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Wanted(NamedTuple):
     settings: Settings
     problem: Problem
     sample: int
+
+    @property
+    def key(self) -> AnswerKey:
+        return (self.benchmark.name, self.problem.id, self.sample)
 
     @property
     def id(self) -> str:
@@ -176,14 +181,23 @@ class AnswerFile:
         self.answers[answer.key] = answer
 
     def missing(self, chosen: Sequence[tuple[Benchmark, Settings]]) -> list[Wanted]:
-        """The samples of benchmarks that are not there yet, or failed."""
-        return [
+        """The samples of benchmarks that are not there yet, or failed.
+
+        Raises `RecipeError` if what is there answers another problem of the same id: the data has changed.
+        """
+        wanted = [
             Wanted(benchmark, settings, problem, sample)
             for benchmark, settings in chosen
             for problem in benchmark.problems
             for sample in range(settings.samples)
-            if not self._is_there((benchmark.name, problem.id, sample))
         ]
+        for each in wanted:
+            there, problem = self.answers.get(each.key), each.problem
+            if there is not None and (there.question, there.gold) != (problem.question, problem.gold):
+                raise RecipeError(
+                    f"{self._path} answers another problem {problem.id} than the data has now; give another --out"
+                )
+        return [each for each in wanted if not self._is_there(each.key)]
 
     def _is_there(self, key: AnswerKey) -> bool:
         return key in self.answers and self.answers[key].finish != "failed"

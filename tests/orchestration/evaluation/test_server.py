@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -83,6 +84,16 @@ async def test_an_evaluation_goes_on_where_it_was_cut_off(tmp_path: Path) -> Non
         await play(url, again, only_half)
     assert len(asked) == 1 and len(AnswerFile(tmp_path, {"a": 1}).answers) == 2
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 2
+
+
+async def test_answers_are_not_taken_for_those_to_another_problem_of_the_same_id(tmp_path: Path) -> None:
+    half = Benchmark("made-up", "reasoning", SETTINGS, PROBLEMS[1:2])
+    async with scripted_chat_server(script) as url:
+        await play(url, AnswerFile(tmp_path, {}), half)
+    other = dataclasses.replace(half, problems=[PROBLEMS[1].model_copy(update={"question": "Half of two?"})])
+    with pytest.raises(RecipeError, match="another problem p/half"):
+        AnswerFile(tmp_path, {}).missing([(other, SETTINGS)])
+    assert AnswerFile(tmp_path, {}).missing([(half, SETTINGS)]) == []
 
 
 async def test_each_turn_draws_from_a_stream_of_its_own_and_an_evaluation_repeats_them(tmp_path: Path) -> None:
