@@ -7,6 +7,7 @@ before the chat began or, with `--prompt`, before its end.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -117,6 +118,8 @@ def _chat(settings: Any, prompt: str | None, saves: Path, figures: Path | None, 
                     print(json.dumps(_as_dict(player.conversation, settings) | {"figures": saved}))
                 return
             _introduce(settings, out)
+            if isinstance(sys.stdin, io.TextIOWrapper):  # always, but for tests in this process
+                sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no UTF-8 must not end the chat
             if sys.stdin.isatty():
                 import readline  # noqa: F401  (gives `input` a line editor)
             ChatLoop(player, runner, out, input, model=settings.model, saves=saves).run()

@@ -86,17 +86,18 @@ class ChatLoop:
                 self._runner.run(self._player.reset())
                 self._tell("a new conversation")
             case "save":
-                self._save(Path(argument).expanduser() if argument else self._saves)
+                self._save(argument)
         return True
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, argument: str) -> None:
         conversation = self._player.conversation
         if not conversation.spans:
             self._tell("nothing has been said yet")
             return
         try:
+            folder = Path(argument).expanduser() if argument else self._saves
             name = save(conversation, folder, self._model)
-        except (ArchiveError, OSError) as error:
+        except (ArchiveError, OSError, RuntimeError, ValueError) as error:  # nobody's home; a NUL in the path
             self._tell(f"not saved: {error}")
             return
         self._tell(f"saved as {name}; read it with: greenroom show {folder} -w id={name}")
