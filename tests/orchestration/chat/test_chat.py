@@ -31,8 +31,9 @@ from orchestration.chat.play import ChatPlayer
 from orchestration.chat.saving import FIGURES, save
 from orchestration.chat.settings import PROMPT, Asked, ChatSettings, settle
 from orchestration.chat.turn_view import TurnView
+from orchestration.preflight import told_of_tools
 from orchestration.recipe import ModelSettings, RecipeError, ScratchModel
-from orchestration.tiny_model import write_scratch_model, write_tokenizer
+from orchestration.tiny_model import CHAT_TEMPLATE, write_scratch_model, write_tokenizer
 from policies import tokens
 from policies.dialogue import DialogueLimits
 from policies.trajectory import UNTRAINED
@@ -97,9 +98,18 @@ def loop_through(settings: ChatSettings, saves: Path, lines: Sequence[str], text
 
 
 def test_a_folder_that_can_not_be_is_told_and_the_chat_goes_on(settings: ChatSettings, tmp_path: Path) -> None:
-    lines = ["Hello.", "/save ~nobody-has-this-name/chats", "/save a\0b", f"/save {tmp_path / 'chats'}"]
+    lines = ["Hello.", "/save ~nobody-has-this-name/chats", "/save a\0b", f"/save {tmp_path / 'my chats'}"]
     shown, _ = loop_through(settings, tmp_path, lines, ["Hi."])
     assert shown.count("not saved: ") == 2 and "saved as chat/0/0/0" in shown
+    assert f"greenroom show '{tmp_path / 'my chats'}'" in shown
+
+
+def test_a_template_that_lists_no_tools_is_known_for_it(settings: ChatSettings, tmp_path: Path) -> None:
+    assert not told_of_tools(settings.chat, (JUPYTER_TOOL,)) and told_of_tools(settings.chat, ())
+    write_tokenizer(tmp_path, 4096)
+    listing = "{% if tools %}{{ tools | tojson }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(listing + CHAT_TEMPLATE)
+    assert told_of_tools(load_chat_format(str(tmp_path), PROMPT), (JUPYTER_TOOL,))
 
 
 def test_a_message_with_bytes_that_are_no_text_is_said_all_the_same(settings: ChatSettings, tmp_path: Path) -> None:
