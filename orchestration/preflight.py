@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.table import Table
 from actors.tokenizer import PromptOptions, load_chat_format
 from env import zygotes
 from env.preflight import check_host
+from env.tool_call import ToolName
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
 from orchestration.run_folder import choose_folder
 from policies.chat_format import ChatFormat, TemplateUnusable
@@ -225,6 +227,11 @@ def usable_chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
         ) from error
     except ValueError as error:
         raise RecipeError(str(error)) from error
+
+
+def told_of_tools(chat: ChatFormat, tools: Sequence[ToolName]) -> bool:
+    """Whether a prompt lists the tools; many chat templates ignore them, and then the model can't know of them."""
+    return not tools or chat.prompt("?", tools) != chat.prompt("?", ())
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape:

@@ -7,6 +7,7 @@ before the chat began or, with `--prompt`, before its end.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -64,6 +65,7 @@ def chat(
     host_engine_here(log_level="ERROR")
     from actors.engines.engine import EngineFailed
     from orchestration.chat.settings import Asked, settle
+    from orchestration.preflight import told_of_tools
     from policies.conversation import MessageTooLong
 
     if as_json and prompt is None:
@@ -81,6 +83,9 @@ def chat(
         opening=opening,
     )
     settings = settle(asked)
+    if settings.recipe is None and not told_of_tools(settings.chat, settings.limits.tools):
+        told_too_little = f"the chat template in {model} does not list tools: the model is not told of any"
+        console.print(told_too_little, soft_wrap=True, highlight=False, markup=False)
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:
         with _ended_by_sigterm(), told("the engine failed", EngineFailed):
@@ -117,6 +122,8 @@ def _chat(settings: Any, prompt: str | None, saves: Path, figures: Path | None, 
                     print(json.dumps(_as_dict(player.conversation, settings) | {"figures": saved}))
                 return
             _introduce(settings, out)
+            if isinstance(sys.stdin, io.TextIOWrapper):  # always, but for tests in this process
+                sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no UTF-8 must not end the chat
             if sys.stdin.isatty():
                 import readline  # noqa: F401  (gives `input` a line editor)
             ChatLoop(player, runner, out, input, model=settings.model, saves=saves).run()

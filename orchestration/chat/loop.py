@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,20 +87,21 @@ class ChatLoop:
                 self._runner.run(self._player.reset())
                 self._tell("a new conversation")
             case "save":
-                self._save(Path(argument).expanduser() if argument else self._saves)
+                self._save(argument)
         return True
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, argument: str) -> None:
         conversation = self._player.conversation
         if not conversation.spans:
             self._tell("nothing has been said yet")
             return
         try:
+            folder = Path(argument).expanduser() if argument else self._saves
             name = save(conversation, folder, self._model)
-        except (ArchiveError, OSError) as error:
+        except (ArchiveError, OSError, RuntimeError, ValueError) as error:  # nobody's home; a NUL in the path
             self._tell(f"not saved: {error}")
             return
-        self._tell(f"saved as {name}; read it with: greenroom show {folder} -w id={name}")
+        self._tell(f"saved as {name}; read it with: greenroom show {shlex.quote(str(folder))} -w id={name}")
 
     def _tell(self, text: str) -> None:
         self._console.print(plain(text, "dim"), soft_wrap=True)

@@ -58,9 +58,9 @@ class ChatPlayer:
     async def answer(self, text: str) -> Finish:
         """Say `text` to the model and play on until it is the user's turn again.
 
-        Raises `MessageTooLong` (nothing has changed then), and `EngineFailed`.
+        Bytes that are no text are said as `?`. Raises `MessageTooLong` (nothing has changed then), and `EngineFailed`.
         """
-        self.conversation.say(text)
+        self.conversation.say(text.encode("utf-8", "replace").decode())  # lone surrogates can't be encoded as tokens
         shown = len(self.conversation.calls)
         while True:
             action = self.conversation.next_action()

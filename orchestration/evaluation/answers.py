@@ -2,7 +2,8 @@
 
 Invariants:
 - an answer is written and flushed when it is there; a file cut off in the middle of a line loses that answer only;
-- one folder holds answers of one model, and of each benchmark under one set of settings: others are refused.
+- one folder holds answers of one model, and of each benchmark to one set of problems under one set of settings: others
+  are refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ from policies.dialogue import DialogueLimits
 from policies.trajectory import Finish, Problem, Record
 
 ANSWERS_FILE, SETTINGS_FILE = "answers.jsonl", "settings.json"
+
+UNCOUNTED = "turns_without_token_count"
+"""The figure of an answer whose server does not say how many tokens it wrote: the share of its turns."""
+
+type AnswerKey = tuple[str, str, int]
+"""(benchmark, problem, sample)."""
 
 
 class Part(Record):
@@ -63,7 +70,7 @@ class Answer(Record):
         return float(self.correct) if self.score is None else self.score
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> AnswerKey:
         return (self.benchmark, self.problem, self.sample)
 
     @property
@@ -78,6 +85,10 @@ class Wanted(NamedTuple):
     settings: Settings
     problem: Problem
     sample: int
+
+    @property
+    def key(self) -> AnswerKey:
+        return (self.benchmark.name, self.problem.id, self.sample)
 
     @property
     def id(self) -> str:
@@ -97,7 +108,8 @@ class Wanted(NamedTuple):
         """What came of it: `played` holds the fields of `Answer` that are not known before.
 
         A rule grader's verdict takes the place of the dialogue's own. Benchmarks with graders have one turn: that its
-        text holds what looks like a call does not cut it off.
+        text holds what looks like a call does not cut it off. Where nothing was said there is nothing to grade: a
+        prompt without room for an answer is no model's decision to call no function.
         """
         asked = {
             "benchmark": self.benchmark.name,
@@ -108,15 +120,14 @@ class Wanted(NamedTuple):
             "sample": self.sample,
         }
         answer = Answer.model_validate(asked | played)
-        if answer.finish == "failed" or self.problem.id not in self.benchmark.graders:
+        if answer.finish == "failed" or not answer.parts or self.problem.id not in self.benchmark.graders:
             return answer
-        said = answer.parts[0].text if answer.parts else ""
-        verdict = self.benchmark.graders[self.problem.id](said.removesuffix(end_of_turn))
+        verdict = self.benchmark.graders[self.problem.id](answer.parts[0].text.removesuffix(end_of_turn))
         return answer.model_copy(
             update={
                 "correct": verdict.correct,
                 "reason": verdict.reason or "right",
-                "figures": verdict.figures,
+                "figures": answer.figures | verdict.figures,
                 "extracted": "",
                 "finish": "length" if answer.finish == "length" else "answered",
                 "calls": 0,
@@ -170,14 +181,23 @@ class AnswerFile:
         self.answers[answer.key] = answer
 
     def missing(self, chosen: Sequence[tuple[Benchmark, Settings]]) -> list[Wanted]:
-        """The samples of benchmarks that are not there yet, or failed."""
-        return [
+        """The samples of benchmarks that are not there yet, or failed.
+
+        Raises `RecipeError` if what is there answers another problem of the same id: the data has changed.
+        """
+        wanted = [
             Wanted(benchmark, settings, problem, sample)
             for benchmark, settings in chosen
             for problem in benchmark.problems
             for sample in range(settings.samples)
-            if not self._is_there((benchmark.name, problem.id, sample))
         ]
+        for each in wanted:
+            there, problem = self.answers.get(each.key), each.problem
+            if there is not None and (there.question, there.gold) != (problem.question, problem.gold):
+                raise RecipeError(
+                    f"{self._path} answers another problem {problem.id} than the data has now; give another --out"
+                )
+        return [each for each in wanted if not self._is_there(each.key)]
 
-    def _is_there(self, key: tuple[str, str, int]) -> bool:
+    def _is_there(self, key: AnswerKey) -> bool:
         return key in self.answers and self.answers[key].finish != "failed"

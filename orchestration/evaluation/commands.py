@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from orchestration.evaluation.answers import Answer, AnswerFile, why_failed
+from orchestration.evaluation.answers import UNCOUNTED, Answer, AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import ARENA_HARD, load_benchmark
 from orchestration.evaluation.play import LocalModel, ServedModel, check_settings, judge_missing, play_missing
 from orchestration.recipe import RecipeError
@@ -117,6 +117,13 @@ def evaluate(
         for table in tables(summaries):
             out_console.print(table)
         out_console.print(f"page: {page}")
+    uncounted = sum(UNCOUNTED in answer.figures for answer in answers)
+    if uncounted:
+        console.print(
+            f"the server did not say how many tokens {uncounted} answers have (usage): figures lack those, and "
+            "--max-tokens held for each turn, not for all of them",
+            soft_wrap=True,
+        )
     end_with_failures(answers)
 
 

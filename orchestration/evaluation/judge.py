@@ -5,7 +5,8 @@ Each answer plays two games against the baseline's, once as answer A and once as
 
 Invariants:
 - a judgement is written and flushed when it is there, so judging goes on where it was interrupted;
-- what the judge can't decide in `ATTEMPTS` tries counts as a tie, and is told of (`undecided`).
+- what the judge can't decide in `ATTEMPTS` tries counts as a tie, and is told of (`undecided`);
+- an answer that the judge's server fails to judge has failed, and is judged again the next time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from openai import AsyncOpenAI
-
-from orchestration.evaluation.answers import Answer, whole_lines
-from orchestration.evaluation.server import AT_ONCE, failures_told, only_model, said_in
+from orchestration.evaluation.answers import Answer, AnswerKey, whole_lines
+from orchestration.evaluation.completions import AT_ONCE, Completions, RequestFailed, all_done
 from policies.trajectory import Record
 
 JUDGEMENTS_FILE = "judgements.jsonl"
@@ -77,7 +76,7 @@ class Judgement(Record):
     """What the judge wrote."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> AnswerKey:
         return (self.benchmark, self.problem, self.sample)
 
     @property
@@ -116,8 +115,15 @@ class JudgementFile:
         """Answers that nobody has judged. Those that could not be played are lost without a judge."""
         return [answer for answer in answers if answer.finish != "failed" and answer.key not in self.judgements]
 
-    def judged(self, answer: Answer) -> Answer:
-        """The answer with its score; it is right if it gets more than half of the points."""
+    def judged(self, answer: Answer, failed: str | None = None) -> Answer:
+        """The answer with its score; it is right if it gets more than half of the points.
+
+        Args:
+            failed: why it could not be judged; then the answer has failed.
+        """
+        if failed is not None:
+            reason = f"could not be judged: {failed}"
+            return answer.model_copy(update={"finish": "failed", "correct": False, "reason": reason})
         judgement = self.judgements.get(answer.key)
         if judgement is None:
             return answer
@@ -127,7 +133,7 @@ class JudgementFile:
                 "score": judgement.score,
                 "correct": judgement.score > 0.5,
                 "reason": reason,
-                "figures": {"undecided": judgement.undecided},
+                "figures": answer.figures | {"undecided": judgement.undecided},
             }
         )
 
@@ -141,26 +147,30 @@ class Judge:
     """
 
     def __init__(self, url: str, name: str | None, key: str) -> None:
-        self._client = AsyncOpenAI(base_url=url, api_key=key, max_retries=4, timeout=3600)
-        self._url, self._name = url, name
+        self._completions = Completions(url, name, key, "--judge-model")
 
     async def compare(
         self, answers: Sequence[Answer], baseline: Mapping[str, str], keep: Callable[[Judgement], None]
-    ) -> None:
-        """Judge answers; `keep` takes each judgement when it is there.
+    ) -> dict[AnswerKey, str]:
+        """Judge answers; `keep` takes each judgement when it is there. Returns why others could not be judged.
 
         Args:
             baseline: by problem id.
 
-        Raises `RecipeError` if the server can't be reached, or serves none or several models and no name was given.
+        Raises `RecipeError` if the server is of no use, or serves none or several models and no name was given.
         """
         places = asyncio.Semaphore(AT_ONCE)
+        failed: dict[AnswerKey, str] = {}
 
         async def one(answer: Answer) -> None:
             said, other = "".join(part.text for part in answer.parts), baseline[answer.problem]
-            async with places:
-                as_a, text_a = await self._game(answer.question, said, other)
-                as_b, text_b = await self._game(answer.question, other, said)
+            try:
+                async with places:
+                    as_a, text_a = await self._game(answer.question, said, other)
+                    as_b, text_b = await self._game(answer.question, other, said)
+            except RequestFailed as error:
+                failed[answer.key] = str(error)
+                return
             keep(
                 Judgement(
                     benchmark=answer.benchmark,
@@ -173,24 +183,18 @@ class Judge:
             )
 
         try:
-            with failures_told(self._url):
-                self._name = self._name or await only_model(self._client, "--judge-model")
-                await asyncio.gather(*[one(answer) for answer in answers])
+            await self._completions.choose_model()
+            await all_done(one(answer) for answer in answers)
         finally:
-            await self._client.close()
+            await self._completions.close()
+        return failed
 
     async def _game(self, question: str, first: str, second: str) -> tuple[Verdict, str]:
-        assert self._name is not None, "`compare` chooses the judge"
+        asked = PROMPT.format(question=question, first=first, second=second)
         text = ""
         for attempt in range(ATTEMPTS):
-            done = await self._client.chat.completions.create(
-                model=self._name,
-                messages=[{"role": "user", "content": PROMPT.format(question=question, first=first, second=second)}],
-                temperature=0.0,
-                max_tokens=MOST_TOKENS,
-                seed=attempt,
-            )
-            text, _ = said_in(done, self._url)
+            said = await self._completions.complete([{"role": "user", "content": asked}], 0.0, MOST_TOKENS, attempt)
+            text = said.text
             verdict = verdict_in(text)
             if verdict != "undecided":
                 return verdict, text

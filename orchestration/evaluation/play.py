@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
-from orchestration.evaluation.answers import Answer, AnswerFile, Wanted
+from orchestration.evaluation.answers import Answer, AnswerFile, AnswerKey, Wanted
 from orchestration.evaluation.benchmarks import Benchmark, Settings, Style
-from orchestration.preflight import longest_sequence
+from orchestration.preflight import longest_sequence, told_of_tools
 from orchestration.recipe import RecipeError
 from orchestration.terminal import console, run_interruptibly, told
 
@@ -95,12 +95,16 @@ def play_missing(
 def judge_missing(
     answers: Sequence[Answer], folder: Path, baseline: Mapping[str, str], url: str, name: str | None
 ) -> list[Answer]:
-    """All answers, those that have a baseline with a judge's score; judges those that nobody has judged yet."""
+    """All answers, those that have a baseline with a judge's score; judges those that nobody has judged yet.
+
+    One that could not be judged has failed.
+    """
     from orchestration.evaluation.judge import Judge, Judgement, JudgementFile
 
     file = JudgementFile(folder)
     missing = file.missing(answer for answer in answers if answer.problem in baseline)
     key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY", "none")
+    failed: dict[AnswerKey, str] = {}
     if missing:
         with _progress() as progress:
             task = progress.add_task("judgements", total=len(missing))
@@ -109,8 +113,8 @@ def judge_missing(
                 file.add(judgement)
                 progress.update(task, advance=1)
 
-            run_interruptibly(Judge(url, name, key).compare(missing, baseline, keep))
-    return [file.judged(answer) for answer in answers]
+            failed = run_interruptibly(Judge(url, name, key).compare(missing, baseline, keep))
+    return [file.judged(answer, failed.get(answer.key)) for answer in answers]
 
 
 def _progress() -> Progress:
@@ -151,6 +155,9 @@ def _locally(
         if manner.trained is not None:
             console.print(f"prompt and tools as in {manner.trained.recipe}", soft_wrap=True, highlight=False)
         chat = load_chat_format(str(model.path), manner.prompt)
+        if manner.trained is None and not told_of_tools(chat, manner.limits(group[0]).tools):
+            told_too_little = f"the chat template in {model.path} does not list tools: the model is not told of any"
+            console.print(told_too_little, soft_wrap=True, highlight=False, markup=False)
         fitting = prompts_that_fit(group, chat, manner, keep)
         if fitting:
             casts.append((recipe, manner, chat, fitting))

@@ -7,69 +7,30 @@ The dialogue is that of rollouts, as text: the same prompts, calls in `<tool_cal
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-import openai
-from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionMessageParam
 
 from actors.system.actor import seed_for
 from actors.verification import Verifier
 from env.interpreters import Interpreters
 from env.tool_call import PYTHON_TOOL, Limits, ToolResult
-from orchestration.evaluation.answers import Answer, Part, Wanted
-from orchestration.recipe import RecipeError
+from orchestration.evaluation.answers import UNCOUNTED, Answer, Part, Wanted
+from orchestration.evaluation.completions import AT_ONCE, Completion, Completions, RequestFailed, all_done
 from policies.chat_format import QUESTION_PROMPT, SYSTEM_PROMPT
 from policies.dialogue import NO_ANSWER
 from policies.tool_calls import CLOSE, OPEN, parse_calls, result_text, schemas_of
 from policies.trajectory import Finish, Verdict
 from policies.verification import extract_answer, judge_at_sight
 
-AT_ONCE = 32
 TOOLS_PROMPT = (
     SYSTEM_PROMPT
     + "\n\n# Tools\nYou may call these functions:\n<tools>\n"
     + "\n".join(json.dumps(tool) for tool in schemas_of((PYTHON_TOOL,)))
     + f'\n</tools>\nTo call one, write {OPEN}\n{{"name": its name, "arguments": {{...}}}}\n{CLOSE}'
 )
-
-
-@contextlib.contextmanager
-def failures_told(url: str) -> Iterator[None]:
-    """Make `RecipeError`s of what a server does wrong."""
-    try:
-        yield
-    except openai.APIConnectionError as error:
-        raise RecipeError(f"the server at {url} can't be reached: {error}") from error
-    except openai.APIStatusError as error:
-        raise RecipeError(f"the server at {url} refuses: {error.message}") from error
-    except json.JSONDecodeError as error:
-        raise RecipeError(f"the server at {url} answers no JSON: {error}") from error
-
-
-async def only_model(client: AsyncOpenAI, option: str) -> str:
-    """The name of the only model that a server lists. Raises `RecipeError` that names `option` if there is another
-    number of them.
-    """
-    names = [model.id async for model in client.models.list()]
-    if len(names) != 1:
-        raise RecipeError(
-            f"the server at {client.base_url} serves {', '.join(names) or 'no model'}; choose one with {option}"
-        )
-    return names[0]
-
-
-def said_in(done: ChatCompletion, url: str) -> tuple[str, str]:
-    """Text and finish reason of an answer. Raises `RecipeError` for a server's answer that is none.
-
-    Half of a surrogate pair, which JSON can hold and no file of answers, becomes a question mark.
-    """
-    if not isinstance(done, ChatCompletion) or not done.choices:  # the client takes any JSON, or none, for an answer
-        raise RecipeError(f"the server at {url} answers something else than a chat completion: {str(done)[:200]!r}")
-    choice = done.choices[0]
-    return (choice.message.content or "").encode(errors="replace").decode(), choice.finish_reason
 
 
 class Server:
@@ -82,15 +43,15 @@ class Server:
     """
 
     def __init__(self, url: str, name: str | None, key: str, workers: int = 2, seed: int = 0) -> None:
-        self._client = AsyncOpenAI(base_url=url, api_key=key, max_retries=4, timeout=3600)
-        self._url, self._name, self._seed = url, name, seed
+        self._completions, self._seed = Completions(url, name, key, "--served-model"), seed
         self._interpreters = Interpreters(Limits(), workers=workers, run_id="greenroom-evaluate")
         self._verifier = Verifier(workers=1)
 
     async def play(self, wanted: Sequence[Wanted], keep: Callable[[Answer], None]) -> None:
         """Play what is wanted; `keep` takes each answer when it is there.
 
-        Raises `RecipeError` if the server can't be reached, or serves none or several models and no name was given.
+        A dialogue in which a request fails is a failed answer. Raises `RecipeError` if the server is of no use, or
+        serves none or several models and no name was given.
         """
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -100,28 +61,19 @@ class Server:
             keep(answer)
 
         try:
-            with failures_told(self._url):
-                self._name = self._name or await only_model(self._client, "--served-model")
-                await asyncio.gather(*[one(each) for each in wanted])
+            await self._completions.choose_model()
+            await all_done(one(each) for each in wanted)
         finally:
             await self._interpreters.close()
             await self._verifier.close()
-            await self._client.close()
+            await self._completions.close()
 
     async def complete(
         self, wanted: Wanted, turn: int, messages: list[ChatCompletionMessageParam], max_tokens: int
-    ) -> tuple[str, str, int]:
-        """One model turn: text, finish reason, tokens."""
-        assert self._name is not None, "`play` chooses the model"
-        done = await self._client.chat.completions.create(
-            model=self._name,
-            messages=messages,
-            temperature=wanted.settings.temperature,
-            max_tokens=max_tokens,
-            seed=seed_for(self._seed, f"{wanted.id}#{turn}") >> 1,
-        )
-        used = done.usage.completion_tokens if done.usage else 0
-        return *said_in(done, self._url), used
+    ) -> Completion:
+        """One model turn. Raises `RequestFailed`."""
+        seed = seed_for(self._seed, f"{wanted.id}#{turn}") >> 1
+        return await self._completions.complete(messages, wanted.settings.temperature, max_tokens, seed)
 
     async def run(self, wanted: Wanted, turn: int, text: str) -> list[ToolResult]:
         """The results of a turn's calls, in order; none where there are no calls, or no tools."""
@@ -147,18 +99,26 @@ class _Dialogue:
     def __init__(self, server: Server, wanted: Wanted) -> None:
         self._server, self._wanted, self._limits = server, wanted, wanted.limits
         self._parts: list[Part] = []
-        self._tokens = self._turns = 0
+        self._tokens = self._turns = self._uncounted = 0
         self._results: list[ToolResult] = []
 
     async def to_the_end(self) -> Answer:
+        try:
+            return await self._play()
+        except RequestFailed as error:
+            return self._ended("failed", NO_ANSWER).model_copy(update={"reason": str(error)})
+
+    async def _play(self) -> Answer:
         messages = self._opening()
         while True:
             turn, left = self._turns, self._limits.max_tokens - self._tokens
-            said, why, used = await self._server.complete(self._wanted, turn, messages, left)
-            self._tokens += used
+            completion = await self._server.complete(self._wanted, turn, messages, left)
+            said = completion.text
+            self._tokens += completion.tokens or 0
+            self._uncounted += completion.tokens is None
             self._turns += 1
             self._parts.append(Part(who="model", text=said))
-            if why == "length":
+            if completion.finish == "length":
                 return self._ended("length", NO_ANSWER)
             results = await self._server.run(self._wanted, turn, said)
             if not results:
@@ -186,7 +146,7 @@ class _Dialogue:
             {"role": "user", "content": QUESTION_PROMPT.format(question=question)},
         ]
 
-    def _ended(self, finish: Finish, verdict: Verdict) -> Answer:
+    def _ended(self, finish: Finish | Literal["failed"], verdict: Verdict) -> Answer:
         return self._wanted.answer(
             parts=tuple(self._parts),
             extracted=verdict.extracted,
@@ -197,4 +157,5 @@ class _Dialogue:
             turns=self._turns,
             calls=len(self._results),
             tool_errors=sum(result.is_tool_error for result in self._results),
+            figures={UNCOUNTED: self._uncounted / self._turns} if self._uncounted else {},
         )

@@ -112,10 +112,11 @@ def powers_of_two(samples: int) -> list[int]:
 
 
 def votes(group: Sequence[Answer]) -> list[Vote]:
-    """The votes of one problem's samples: answers written in different notation, such as 1,000 and 1000, agree."""
-    return [
-        Vote(_as_vote(answer.extracted) if answer.reason != "no_answer" else None, answer.correct) for answer in group
-    ]
+    """The votes of one problem's samples: answers written in different notation, such as 1,000 and 1000, agree.
+
+    Who was cut off, failed, or left the box empty has no vote.
+    """
+    return [Vote(_as_vote(answer.extracted) if answer.extracted else None, answer.correct) for answer in group]
 
 
 def _as_vote(extracted: str) -> str:

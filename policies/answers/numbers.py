@@ -46,6 +46,9 @@ _NO_UNITS = frozenset(
     "half halves third thirds quarter quarters hundred thousand million billion trillion".split()
 )
 """Words that change the number before them."""
+_WORD = re.compile(r"[^\W\d_]+")
+_NUMBER = re.compile(r"(?<![A-Za-z^-])\d|\d\d")
+"""In a unit; one digit behind a letter is a power."""
 _UNITS = {
     alias: name
     for name, aliases in {
@@ -257,9 +260,12 @@ def _without_unit(text: str) -> tuple[str, str, bool]:
 
 
 def _is_unit(found: re.Match[str]) -> bool:
-    """`5m` may be five times m, `5 m` is five metres; `5 apples` counts apples, `5 million` is another number."""
+    """`5m` may be five times m, `5 m` is five metres; `5 apples` counts apples, `5 million` is another number.
+
+    `5 (or 6)` and `5 days, 6 hours` name two numbers.
+    """
     words = found["unit"].lower().replace(".", "").split()
-    if not words or not _NO_UNITS.isdisjoint(words):
+    if not words or not _NO_UNITS.isdisjoint(_WORD.findall(found["unit"].lower())) or _NUMBER.search(found["unit"]):
         return False
     if found.re is _TEXT_UNIT:
         return True

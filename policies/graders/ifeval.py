@@ -4,6 +4,9 @@ Rules and their arguments are those of IFEval (Zhou et al. 2023, arXiv 2311.0791
 counts as followed (`strict`) if all of its instructions are. The `loose` verdict tries the response also without its
 first or last line and without asterisks, since models like to add a remark or markup: one that passes is enough.
 
+No rule may take long on a response that repeats a few characters until it is cut off, as a model that has gone astray
+does: nothing interrupts a regular expression.
+
 Sentences are counted by their ends (`.`, `!`, `?` before a space or the end), where the original uses a trained
 splitter: the two differ on abbreviations.
 """
@@ -83,6 +86,11 @@ def _paragraphs(text: str, separator: str) -> list[str]:
     return [part.strip() for part in re.split(separator, text)]
 
 
+def _cut_behind(end: str, text: str) -> list[str]:
+    """The lines of a text up to the last `end` in each: what begins in them is closed in them."""
+    return [line[: line.rfind(end) + len(end)] for line in text.split("\n") if end in line]
+
+
 def _existence(text: str, a: Arguments) -> bool:
     return all(re.search(re.escape(word), text, re.IGNORECASE) for word in a["keywords"])
 
@@ -124,16 +132,16 @@ def _first_word(text: str, a: Arguments) -> bool:
 
 
 def _placeholders(text: str, a: Arguments) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= a["num_placeholders"]
+    return sum(len(re.findall(r"\[.*?\]", line)) for line in _cut_behind("]", text)) >= a["num_placeholders"]
 
 
 def _postscript(text: str, a: Arguments) -> bool:
     letters = re.findall(r"[a-z]", a["postscript_marker"].lower())
-    return re.search(r"\s*" + r"\.?\s?".join(letters) + r".*$", text.lower(), re.MULTILINE) is not None
+    return re.search(r"\.?\s?".join(letters), text.lower()) is not None
 
 
 def _bullets(text: str, a: Arguments) -> bool:
-    return len(re.findall(r"^\s*(?:\*[^*]|-).*$", text, re.MULTILINE)) == a["num_bullets"]
+    return len(re.findall(r"^[^\S\n]*(?:\*[^*]|-).*$", text, re.MULTILINE)) == a["num_bullets"]
 
 
 CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -154,16 +162,19 @@ def _sections(text: str, a: Arguments) -> bool:
 
 
 def _json(text: str, _: Arguments) -> bool:
-    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n?(.*?)\n?\s*```\s*", text, re.DOTALL | re.IGNORECASE)
+    inner = text.strip()
+    if len(inner) >= 6 and inner.startswith("```") and inner.endswith("```"):
+        inner = inner[3:-3]
+        inner = inner[4:] if inner[:4].lower() == "json" else inner
     try:
-        json.loads(fenced[1] if fenced else text)
+        json.loads(inner)
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def _title(text: str, _: Arguments) -> bool:
-    return any(title.strip("<> ") for title in re.findall(r"<<[^\n]+>>", text))
+    return any(title.strip("<> ") for line in _cut_behind(">>", text) for title in re.findall(r"<<.+>>", line))
 
 
 def _two_responses(text: str, _: Arguments) -> bool:

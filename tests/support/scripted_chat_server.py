@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Response
 
-type Script = Callable[[list[dict[str, Any]], dict[str, Any]], tuple[str, str]]
-"""(messages, request) -> (text, finish reason)."""
+type Script = Callable[[list[dict[str, Any]], dict[str, Any]], tuple[str, str] | Response]
+"""(messages, request) -> (text, finish reason), or whatever else the server shall say."""
 
 
 @contextlib.asynccontextmanager
@@ -25,10 +25,13 @@ async def scripted_chat_server(script: Script, models: tuple[str, ...] = ("scrip
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "us"} for name in models]}
 
     @app.post("/v1/chat/completions")
-    async def complete(request: dict[str, Any]) -> dict[str, Any]:
+    async def complete(request: dict[str, Any]) -> Any:
         if request["model"] not in models:
             raise HTTPException(404, f"no model {request['model']}")
-        text, reason = script(request["messages"], request)
+        said = script(request["messages"], request)
+        if isinstance(said, Response):
+            return said
+        text, reason = said
         message = {"role": "assistant", "content": text}
         return {
             "id": "1",

@@ -26,12 +26,14 @@ from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits
 from orchestration.archive.source import load_decode
 from orchestration.chat.figures import Figures
+from orchestration.chat.loop import ChatLoop
 from orchestration.chat.play import ChatPlayer
 from orchestration.chat.saving import FIGURES, save
 from orchestration.chat.settings import PROMPT, Asked, ChatSettings, settle
 from orchestration.chat.turn_view import TurnView
+from orchestration.preflight import told_of_tools
 from orchestration.recipe import ModelSettings, RecipeError, ScratchModel
-from orchestration.tiny_model import write_scratch_model, write_tokenizer
+from orchestration.tiny_model import CHAT_TEMPLATE, write_scratch_model, write_tokenizer
 from policies import tokens
 from policies.dialogue import DialogueLimits
 from policies.trajectory import UNTRAINED
@@ -71,7 +73,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ChatSettings:
 
 
 def player_of(
-    settings: ChatSettings, texts: Sequence[str], interpreters: Interpreters, figures: Figures | None = None
+    settings: ChatSettings, texts: Sequence[str], interpreters: Interpreters | None, figures: Figures | None = None
 ) -> tuple[ChatPlayer, Console]:
     console = Console(record=True, width=100, file=open(os.devnull, "w"))
     view = TurnView(console, settings.chat.decode, settings.chat.stop_ids)
@@ -80,6 +82,41 @@ def player_of(
 
 
 @pytest.mark.slow
+def loop_through(settings: ChatSettings, saves: Path, lines: Sequence[str], texts: Sequence[str]) -> tuple[str, str]:
+    """What a chat shows whose user types these lines, and the first message as it was taken in."""
+    left = list(lines)
+
+    def ask(_: str) -> str:
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    with asyncio.Runner() as runner:
+        player, console = player_of(settings, texts, None)
+        ChatLoop(player, runner, console, ask, model=settings.model, saves=saves).run()
+    return console.export_text(), player.conversation.question
+
+
+def test_a_folder_that_can_not_be_is_told_and_the_chat_goes_on(settings: ChatSettings, tmp_path: Path) -> None:
+    lines = ["Hello.", "/save ~nobody-has-this-name/chats", "/save a\0b", f"/save {tmp_path / 'my chats'}"]
+    shown, _ = loop_through(settings, tmp_path, lines, ["Hi."])
+    assert shown.count("not saved: ") == 2 and "saved as chat/0/0/0" in shown
+    assert f"greenroom show '{tmp_path / 'my chats'}'" in shown
+
+
+def test_a_template_that_lists_no_tools_is_known_for_it(settings: ChatSettings, tmp_path: Path) -> None:
+    assert not told_of_tools(settings.chat, (JUPYTER_TOOL,)) and told_of_tools(settings.chat, ())
+    write_tokenizer(tmp_path, 4096)
+    listing = "{% if tools %}{{ tools | tojson }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(listing + CHAT_TEMPLATE)
+    assert told_of_tools(load_chat_format(str(tmp_path), PROMPT), (JUPYTER_TOOL,))
+
+
+def test_a_message_with_bytes_that_are_no_text_is_said_all_the_same(settings: ChatSettings, tmp_path: Path) -> None:
+    shown, question = loop_through(settings, tmp_path, ["caf\udce9"], ["Yes."])
+    assert question == "caf?" and "Yes." in shown
+
+
 async def test_a_session_outlives_a_cell_that_was_stopped_and_the_chat_is_saved_whole(
     settings: ChatSettings, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestration.data.rows import DataError
+from orchestration.evaluation.answers import Part, Wanted
 from orchestration.evaluation.benchmarks import Settings, load_benchmark
 from orchestration.recipe import RecipeError
 
@@ -46,6 +47,15 @@ def test_bfcl_pairs_questions_with_allowed_calls(gorilla: Path) -> None:
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     assert benchmark.graders["bfcl/simple_0"](call).correct
     assert not benchmark.graders["bfcl/irrelevance_0"](call).correct
+
+
+def test_who_could_not_be_asked_has_not_decided_to_call_no_function(gorilla: Path) -> None:
+    benchmark = load_benchmark("bfcl", str(gorilla), 1)
+    wanted = Wanted(benchmark, benchmark.settings, benchmark.problems[-1], 0)
+    figures: dict[str, Any] = {"response_tokens": 0, "turns": 0, "calls": 0, "tool_errors": 0, "finish": "length"}
+    unasked = wanted.answer(parts=(), correct=False, reason="its prompt has 9000 tokens", **figures)
+    assert wanted.id.startswith("bfcl/bfcl/irrelevance") and not unasked.correct and "9000" in unasked.reason
+    assert wanted.answer(parts=(Part(who="model", text="No."),), correct=False, reason="", **figures).correct
 
 
 def test_bfcl_without_an_allowed_call_names_the_line(gorilla: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Response
 from typer.testing import CliRunner
 
 from orchestration.cli import app
 from orchestration.data.rows import DataError
-from orchestration.evaluation.answers import Answer, AnswerFile
+from orchestration.evaluation.answers import Answer, AnswerFile, why_failed
 from orchestration.evaluation.benchmarks import Benchmark, load_benchmark
 from orchestration.evaluation.judge import JUDGEMENTS_FILE, Judge, Judgement, JudgementFile, verdict_in
 from orchestration.evaluation.server import Server
@@ -135,6 +136,24 @@ async def test_a_judge_that_can_not_be_used_says_why(tmp_path: Path) -> None:
     async with scripted_chat_server(judge, ("one", "two")) as url:
         with pytest.raises(RecipeError, match="one, two; choose one with --judge-model"):
             await Judge(url, None, "none").compare(answers, benchmark.baseline, print)
+
+
+async def test_what_a_judge_fails_to_judge_is_no_tie_and_is_judged_again(tmp_path: Path) -> None:
+    benchmark = load_benchmark("arena-hard", str(arena(tmp_path / "arena")), 2)
+    answers = await played(tmp_path, benchmark)
+
+    def refusing(messages: list[dict[str, Any]], request: dict[str, Any]) -> tuple[str, str] | Response:
+        return Response("too long", 400) if "poem" in messages[0]["content"] else judge(messages, request)
+
+    file = JudgementFile(tmp_path)
+    async with scripted_chat_server(refusing) as url:
+        failed = await Judge(url, None, "none").compare(file.missing(answers), benchmark.baseline, file.add)
+    ((key, reason),) = failed.items()
+    assert key[1] == "arena-hard/write a poem" and "400" in reason
+    assert [answer.key for answer in JudgementFile(tmp_path).missing(answers)] == [key]
+    judged = [file.judged(answer, failed.get(answer.key)) for answer in answers]
+    assert [why for why in why_failed(judged) if "could not be judged: the server refuses" in why]
+    assert summarise("arena-hard", judged, 1, values=False).failed == 1
 
 
 def test_other_shapes_of_the_data_are_refused_with_file_and_line(tmp_path: Path) -> None:

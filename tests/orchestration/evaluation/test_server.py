@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion
+from fastapi import Response
 
 from orchestration.evaluation.answers import ANSWERS_FILE, AnswerFile
 from orchestration.evaluation.benchmarks import Benchmark, Graded, Settings
-from orchestration.evaluation.server import Server, said_in
+from orchestration.evaluation.completions import AT_ONCE
+from orchestration.evaluation.server import Server
 from orchestration.recipe import RecipeError
 from policies.demonstrations import call_text
 from policies.trajectory import Problem
@@ -83,6 +86,16 @@ async def test_an_evaluation_goes_on_where_it_was_cut_off(tmp_path: Path) -> Non
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 2
 
 
+async def test_answers_are_not_taken_for_those_to_another_problem_of_the_same_id(tmp_path: Path) -> None:
+    half = Benchmark("made-up", "reasoning", SETTINGS, PROBLEMS[1:2])
+    async with scripted_chat_server(script) as url:
+        await play(url, AnswerFile(tmp_path, {}), half)
+    other = dataclasses.replace(half, problems=[PROBLEMS[1].model_copy(update={"question": "Half of two?"})])
+    with pytest.raises(RecipeError, match="another problem p/half"):
+        AnswerFile(tmp_path, {}).missing([(other, SETTINGS)])
+    assert AnswerFile(tmp_path, {}).missing([(half, SETTINGS)]) == []
+
+
 async def test_each_turn_draws_from_a_stream_of_its_own_and_an_evaluation_repeats_them(tmp_path: Path) -> None:
     seeds: list[int] = []
 
@@ -125,14 +138,63 @@ async def test_a_server_that_can_not_be_used_says_why(tmp_path: Path) -> None:
             await play(url, AnswerFile(tmp_path / "b", {}), name="three")
 
 
-def test_what_a_server_answers_is_text_or_refused() -> None:
-    def completion(**message: Any) -> ChatCompletion:
-        choices = [{"index": 0, "message": {"role": "assistant"} | message, "finish_reason": "stop"}]
-        about = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
-        return ChatCompletion.model_validate(about | {"choices": choices if message else []})
+def completion(message: dict[str, Any], finish: str = "stop", **more: Any) -> Response:
+    choices = [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}]
+    return Response(json.dumps({"choices": choices, **more}), media_type="application/json")
 
-    assert said_in(completion(content="a\ud800b é"), "URL") == ("a?b é", "stop")
-    assert said_in(completion(content=None), "URL") == ("", "stop")
-    for wrong in (completion(), "<html>", None):
-        with pytest.raises(RecipeError, match="the server at URL answers something else than a chat completion"):
-            said_in(wrong, "URL")  # type: ignore[arg-type]
+
+BOX = "<answer>\\boxed{56088}</answer>"
+MISBEHAVIOUR = {
+    "refuses: Error code: 400": Response('{"error": {"message": "too long"}}', 400, media_type="application/json"),
+    "Expected value|expected value": Response("<html>log in</html>", media_type="text/html"),
+    "EOF": Response('{"choices": [', media_type="application/json"),
+    "hex escape": Response('{"choices": [{"message": {"content": "\\ud800"}}]}', media_type="application/json"),
+    "invalid unicode": Response(b'{"choices": ["\xe9"]}', media_type="application/json"),
+    "choices: List should have at least 1 item": Response('{"choices": []}', media_type="application/json"),
+    "choices: Field required.*sad": Response('{"error": "sad"}', media_type="application/json"),
+    "choices.0.message.content": completion({"content": [{"type": "text", "text": BOX}]}),
+    "completion_tokens": completion({"content": BOX}, usage={"completion_tokens": -5}),
+    "withheld": completion({"content": ""}, "content_filter"),
+    "parser of calls": completion({"content": None, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls"),
+}
+
+
+@pytest.mark.parametrize("told", MISBEHAVIOUR)
+async def test_what_a_server_fails_to_answer_is_no_wrong_answer_and_is_asked_again(told: str, tmp_path: Path) -> None:
+    misbehaves = True
+
+    def sometimes(messages: list[dict[str, Any]], request: dict[str, Any]) -> tuple[str, str] | Response:
+        return MISBEHAVIOUR[told] if misbehaves and "123" in messages[1]["content"] else script(messages, request)
+
+    two = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=1), PROBLEMS[:2])
+    async with scripted_chat_server(sometimes) as url:
+        await play(url, file := AnswerFile(tmp_path, {}), two)
+        failed, half = (file.answers["made-up", problem.id, 0] for problem in PROBLEMS[:2])
+        assert (failed.finish, failed.correct, half.correct) == ("failed", False, True)
+        assert re.search(told, failed.reason)
+        misbehaves = False
+        await play(url, file := AnswerFile(tmp_path, {}), two)
+    assert all(answer.correct for answer in file.answers.values())
+
+
+async def test_a_server_that_fails_every_request_ends_the_evaluation(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def never(messages: list[dict[str, Any]], _: dict[str, Any]) -> Response:
+        asked.append(messages[1]["content"])
+        return Response("full", 400)
+
+    many = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=100), PROBLEMS)
+    async with scripted_chat_server(never) as url:
+        with pytest.raises(RecipeError, match=r"32 requests in a row failed.*400"):
+            await play(url, file := AnswerFile(tmp_path, {}), many)
+    assert len(asked) < 3 * AT_ONCE
+    assert len(file.answers) < 3 * AT_ONCE and {answer.finish for answer in file.answers.values()} == {"failed"}
+
+
+async def test_tokens_that_a_server_does_not_count_are_told_of(tmp_path: Path) -> None:
+    uncounted = Benchmark("made-up", "reasoning", SETTINGS._replace(samples=1), PROBLEMS[:1])
+    async with scripted_chat_server(lambda *_: completion({"content": BOX})) as url:
+        await play(url, file := AnswerFile(tmp_path, {}), uncounted)
+    (answer,) = file.answers.values()
+    assert (answer.correct, answer.response_tokens, answer.figures) == (True, 0, {"turns_without_token_count": 1.0})

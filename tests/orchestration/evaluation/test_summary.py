@@ -63,6 +63,15 @@ def test_figures_are_those_counted_by_hand() -> None:
     assert json.loads(json.dumps(summary.as_dict()))["pass_at"]["2"]["mean"] == pytest.approx(5 / 6)
 
 
+def test_who_failed_or_was_cut_off_has_no_vote() -> None:
+    unplayed = [
+        answer("a1", sample, "", False, parts=(), finish=finish, reason=reason)
+        for sample, finish, reason in ((1, "failed", "the engine died"), (2, "length", "its prompt has 9 tokens"))
+    ]
+    summary = summarise("aime24", [answer("a1", 0, "1000", True), *unplayed], 3, values=True)
+    assert summary.majority is not None and summary.majority.mean == 1.0
+
+
 def test_without_a_whole_problem_there_are_no_figures() -> None:
     with pytest.raises(ValueError, match="all 4 samples"):
         summarise("aime24", ANSWERS, 4, values=True)

@@ -65,6 +65,14 @@ def test_a_rule_holds_for_one_text_and_not_for_the_other(
     assert grade(bad, [instruction], [padded], detect_language).strict == (False,)
 
 
+@pytest.mark.parametrize("astray", ["\n", "[", "<<", " ", "*", "```json\n", "a "])
+def test_no_rule_hangs_on_a_model_that_repeats_itself_until_it_is_cut_off(astray: str) -> None:
+    for name, arguments, _, bad in CASES:
+        if name in RULES:
+            text = "```json" + astray * 30_000 + bad
+            assert len(grade(text, [name], [arguments], detect_language).loose) == 1  # it has ended
+
+
 def test_every_rule_has_a_case() -> None:
     assert {*RULES, *LANGUAGE_RULES} == {name for name, *_ in CASES}
 
