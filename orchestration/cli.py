@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 the input is not usable (a recipe, an op
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from orchestration.replay import commands as replay_commands
 from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
 from orchestration.side_by_side import usable_cores
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, run_interruptibly, told
+from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, have_standard_streams, run_interruptibly, told
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -113,9 +114,11 @@ def train(
         console.print(f"[bold red]the run failed:[/] {_escaped(str(failure).strip())}", soft_wrap=True)
         if (folder / RECIPE_FILE).is_file():
             console.print(
-                f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True
+                _escaped(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}"),
+                soft_wrap=True,
             )
-            console.print(f"go on from the last checkpoint with: greenroom train --resume {folder}", soft_wrap=True)
+            command = f"greenroom train --resume {shlex.quote(str(folder))}"
+            console.print(f"go on from the last checkpoint with: {_escaped(command)}", soft_wrap=True)
         raise SystemExit(1) from None
     if as_json:
         print(json.dumps(summary))
@@ -273,6 +276,7 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
 
 def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
+    have_standard_streams()
     try:
         app(standalone_mode=True)
     except (RecipeError, DataError, TemplateUnusable) as error:

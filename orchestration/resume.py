@@ -60,8 +60,11 @@ class Beginning:
 def find_run(run: Path, runs: Path) -> Path:
     """The folder of a run that is given by its path, or by its name within `runs`. Raises `RecipeError`."""
     for folder in (run, runs / run):
-        if (folder / RECIPE_FILE).is_file():
-            return folder
+        try:
+            if (folder / RECIPE_FILE).is_file():
+                return folder
+        except OSError as error:
+            raise RecipeError(f"{folder} can't be looked into ({error.strerror})") from error
     known = sorted(path.parent.name for path in runs.glob("*/recipe.toml"))
     raise RecipeError(f"no run at {run} nor at {runs / run}; runs in {runs}: {', '.join(known) or 'none'}")
 

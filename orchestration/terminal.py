@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -18,6 +21,26 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="How many simulations run at once; by default as many as there are cores.")
 ]
+
+
+def have_standard_streams() -> None:
+    """Open those of the three standard streams that whoever started this process has closed, on nothing, and escape
+    characters that an output can't encode.
+
+    A descriptor that is missing would become that of the next file that is opened, and what libraries and other
+    processes print would end in there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number, "the lowest one that is free is taken"
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 CLEANING_UP_S = 30.0

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,7 +100,7 @@ class ChatLoop:
         except (ArchiveError, OSError) as error:
             self._tell(f"not saved: {error}")
             return
-        self._tell(f"saved as {name}; read it with: greenroom show {folder} -w id={name}")
+        self._tell(f"saved as {name}; read it with: greenroom show {shlex.quote(str(folder))} -w id={name}")
 
     def _tell(self, text: str) -> None:
         self._console.print(plain(text, "dim"), soft_wrap=True)

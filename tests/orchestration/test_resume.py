@@ -220,6 +220,8 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) ->
     assert find_run(tmp_path / "quickstart", Path("runs")) == tmp_path / "quickstart"
     with pytest.raises(RecipeError, match=r"no run at quick-start .* quickstart$"):
         find_run(Path("quick-start"), tmp_path)
+    with pytest.raises(RecipeError, match=r"can't be looked into \(File name too long\)"):
+        find_run(Path("a" * 300), tmp_path)
 
 
 def test_a_run_may_go_on_on_another_cluster(tmp_path: Path) -> None:
