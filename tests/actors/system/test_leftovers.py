@@ -97,6 +97,21 @@ def test_what_a_killed_driver_leaves_dies_and_is_swept_by_the_next() -> None:
         alive.rmdir()
 
 
+def test_a_folder_that_vanishes_while_it_is_looked_at_ends_no_run() -> None:
+    alive = make_session_folder()
+    vanished = alive.with_name(f"gr-{2**22 + 1}-1-vanished")
+    vanished.symlink_to(alive)  # neither a folder, nor ours to follow
+    dangling = alive.with_name(f"gr-{2**22 + 1}-2-vanished")
+    dangling.symlink_to(alive / "gone")
+    try:
+        assert not {vanished, dangling} & {*sweep_leftovers()}
+        assert alive.exists()
+    finally:
+        for each in (vanished, dangling):
+            each.unlink(missing_ok=True)
+        alive.rmdir()
+
+
 def test_processes_of_a_session_are_known_by_its_mark(tmp_path: Path) -> None:
     held = tmp_path / "log"
     held.touch()
