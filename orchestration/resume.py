@@ -96,11 +96,21 @@ def recipe_of(folder: Path, given: Recipe) -> Recipe:
 def take_up(folder: Path) -> Beginning:
     """Bring a dead run's folder to the state of its newest whole checkpoint. Whoever calls this holds the folder.
 
-    Raises `RecipeError` if the run is done.
+    Raises `RecipeError` if the run is done, or a file of its books is damaged.
     """
-    if _summary(folder).get("finished"):
+    if _is_done(folder):
         raise RecipeError(f"the run in {folder} is done; nothing is left to resume")
     sweep_leftovers()  # an orphan of the dead run could still write to it
+    try:
+        return _taken_back(folder)
+    except ValueError as error:
+        raise RecipeError(
+            f"the run in {folder} can't be resumed: {error}; restore that file, or begin a new run"
+        ) from error
+
+
+def _taken_back(folder: Path) -> Beginning:
+    """The folder at its newest whole checkpoint. Raises `ValueError` that names the file that is damaged."""
     checkpoint, faults = newest_checkpoint(folder / CHECKPOINTS)
     set_aside_damaged(folder / CHECKPOINTS, checkpoint)
     restorations = read_restorations(folder)
@@ -124,9 +134,12 @@ def take_up(folder: Path) -> Beginning:
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _is_done(folder: Path) -> bool:
     path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return path.exists() and json.loads(path.read_text()).get("finished", False)
+    except ValueError:  # torn, as a machine without power may leave it: checkpoints say more than it did
+        return False
 
 
 def _differences(ours: Any, theirs: Any, where: str = "") -> list[tuple[str, Any, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from actors.storage.disk import removed_on_failure, writing
+from actors.storage.disk import removed_on_failure, sync, writing
 from env.image import Image
 from orchestration.recipe import Recipe, RecipeError
 
@@ -105,9 +105,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, never a part."""
+    """Write a file so that readers see the old one or the new one, never a part, even after a loss of power."""
     aside = path.with_name(path.name + ".partial")
     with removed_on_failure(aside):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(text, encoding="utf-8")
+        sync(aside)
         aside.replace(path)

@@ -74,11 +74,18 @@ class TrainedSteps:
 
 
 def read_trained_steps(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a ledger, in order; none if there is no file."""
+    """All whole lines of a ledger, in order; none if there is no file. Raises `ValueError` for one that is damaged."""
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")  # what follows the last newline is torn, or nothing
-    return [json.loads(line) for line in lines]
+    return [_read_line(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number} is damaged ({error})") from error
 
 
 def cut_trained_steps(folder: Path, count: int) -> None:

@@ -265,6 +265,23 @@ def test_a_run_that_is_done_has_nothing_to_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "text"),
+    [("resumed.json", ""), ("resumed.json", '[{"lineage": 1}, '), ("metrics.jsonl", 'no JSON\n{"kind": "event"}\n')],
+)
+def test_a_run_whose_books_are_damaged_is_refused_with_the_file(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(
+        RecipeError, match=rf"can't be resumed: {tmp_path / file}.*; restore that file, or begin a new run"
+    ):
+        take_up(tmp_path)
+
+
+def test_a_torn_summary_keeps_no_run_from_being_resumed(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"finished"')
+    assert take_up(tmp_path).times_resumed == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ([], "no recipe; give one"),
