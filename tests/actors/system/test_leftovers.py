@@ -112,6 +112,30 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_ends_no_run() -> None:
         alive.rmdir()
 
 
+def test_a_ray_that_can_not_be_started_is_told_in_a_sentence_and_leaves_no_folder() -> None:
+    code = """
+from actors.system.local_ray import LocalRay
+from actors.system.stage import ActorStartFailed
+
+class WithoutRoom(LocalRay):
+    def _start(self, params):
+        (self.folder / "half").touch()
+        raise RuntimeError("Failed to write to temp file")
+
+ray = WithoutRoom()
+try:
+    with ray:
+        pass
+except ActorStartFailed as failed:
+    print(failed)
+assert ray.folder is None and LocalRay.open is None
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Ray could not be started, with its files in" in done.stdout
+    assert "MiB are free there; TMPDIR names another place): Failed to write to temp file" in done.stdout
+
+
 def test_processes_of_a_session_are_known_by_its_mark(tmp_path: Path) -> None:
     held = tmp_path / "log"
     held.touch()
