@@ -1,4 +1,4 @@
-"""Where this process may make cgroups, and if nowhere, why.
+"""Where this process may make cgroups, and if nowhere, why; and what memory those it is in leave it.
 
 Sources: mount namespaces and cgroups as proc_pid_mountinfo(5), proc_pid_cgroup(5) and cgroups(7) describe them; the
 kernel's cgroup-v2.rst on delegation and on "no internal processes"; systemd-run(1) for what users get.
@@ -15,6 +15,8 @@ FOLDER = "greenroom"
 MOUNTS = Path("/proc/self/mountinfo")
 OWN = Path("/proc/self/cgroup")
 _NEEDED = frozenset(("memory", "pids"))
+_NO_LIMIT = 1 << 60
+"""Bytes; v1 has a number of pages near 2^63 for none."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,34 @@ def obstacle(mounts: Path = MOUNTS, own: Path = OWN) -> str:
             f"`cd {place}; mkdir -p init; while read p; do echo $p > init/cgroup.procs; done < cgroup.procs`"
         )
     return f"{place} is not this user's; systemd gives one to what is started by `systemd-run --user --scope`"
+
+
+def memory_left(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
+    """Bytes that the cgroups which hold this process leave it, by their limits; None where they set none.
+
+    A container's memory is limited by its cgroup, whatever the machine has. What is cached of files counts as free, as
+    it does for the machine (MemAvailable in proc(5)): it is dropped before anybody is killed.
+    """
+    roots = _roots(mounts)
+    controller = "memory" if "memory" in roots else ""
+    if controller not in roots:
+        return None
+    places = _ancestors(roots[controller], _own_path(own, controller))
+    left = [_left_in(place, v1=bool(controller)) for place in places]
+    return min((each for each in left if each is not None), default=None)
+
+
+def _left_in(place: Path, *, v1: bool) -> int | None:
+    limit, usage = ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+    cached = ("total_active_file", "total_inactive_file") if v1 else ("active_file", "inactive_file")
+    try:
+        most = (place / limit).read_text().strip()
+        if most == "max" or int(most) >= _NO_LIMIT:
+            return None
+        figures = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+        return max(0, int(most) - int((place / usage).read_text()) + sum(int(figures[each]) for each in cached))
+    except OSError:
+        return None  # v2's root has no limit; or the file is not for us to read
 
 
 def _roots(mounts: Path) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from actors.tokenizer import PromptOptions, load_chat_format
 from env import zygotes
+from env.cgroup_hierarchy import memory_left
 from env.preflight import check_host
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
 from orchestration.run_folder import choose_folder
@@ -123,8 +125,13 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
         folder=str(choose_folder(recipe, runs)),
         needs=needs,
         stages=tuple(f"{name}: {stage.kind}, {stage.steps} steps" for name, stage in recipe.stages.items()),
-        memory_available_bytes=psutil.virtual_memory().available,
+        memory_available_bytes=min(psutil.virtual_memory().available, _left_by_cgroups()),
     )
+
+
+def _left_by_cgroups() -> int:
+    left = memory_left()
+    return sys.maxsize if left is None else left
 
 
 def check(recipe: Recipe, runs: Path) -> Plan:
@@ -139,7 +146,8 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     if planned.memory_bytes > planned.memory_available_bytes:
         faults.append(
             f"the run takes about {planned.memory_bytes / GIB:.1f} GiB of memory, but "
-            f"{planned.memory_available_bytes / GIB:.1f} GiB are free; lower generators.count, "
+            f"{planned.memory_available_bytes / GIB:.1f} GiB are free (here, or in the container or unit that this "
+            "process is in); lower generators.count, "
             "generators.engine.kv_tokens, environments.workers or environments.preloaded"
         )
     if recipe.generators.gpus or recipe.learner.gpus:
