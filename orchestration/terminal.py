@@ -47,6 +47,12 @@ CLEANING_UP_S = 30.0
 """How long whoever is interrupted may clean up before another signal cuts that short."""
 
 
+def ending_signals() -> list[signal.Signals]:
+    """What ends a command besides Ctrl-C: SIGTERM, and a terminal that closes, unless nohup started this process."""
+    closing = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, *closing]
+
+
 def run_interruptibly(work: Any) -> Any:
     """Run a coroutine to its end; Ctrl-C, SIGTERM and a terminal that closes cancel it, and it cleans up before the
     process ends. Being impatient leaves nothing behind: further signals wait for `CLEANING_UP_S`."""
@@ -62,9 +68,8 @@ def run_interruptibly(work: Any) -> Any:
                 interrupted_at = loop.time()
                 task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # or it was started by nohup
-                loop.add_signal_handler(number, interrupt)
+        for number in (signal.SIGINT, *ending_signals()):
+            loop.add_signal_handler(number, interrupt)
         return await task
 
     import uvloop
@@ -89,15 +94,17 @@ def told(what: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """For work without a real loop: SIGTERM ends it as Ctrl-C does, by an exception, so that it cleans up."""
+    """For work without a real loop: SIGTERM and a terminal that closes end it as Ctrl-C does, by an exception, so that
+    it cleans up."""
     from actors.system.virtual_loop import interrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background jobs are born deaf to the former
+    numbers = (signal.SIGINT, *ending_signals())  # a shell's background jobs are born deaf to the former
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     except KeyboardInterrupt:
-        console.print("interrupted")
+        with suppress(OSError):  # the terminal may be gone
+            console.print("interrupted")
         raise SystemExit(130) from None
     finally:
         for number, handler in zip(numbers, before, strict=True):
