@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 the input is not usable (a recipe, an op
 from __future__ import annotations
 
 import json
+import locale
 import shlex
 import sys
 from dataclasses import replace
@@ -278,10 +279,19 @@ def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
     have_standard_streams()
     try:
+        _check_encoding()
         app(standalone_mode=True)
     except (RecipeError, DataError, TemplateUnusable) as error:
         console.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def _check_encoding() -> None:
+    """Files are UTF-8, ours and those of libraries, and Python reads them as the locale says (PEP 540)."""
+    if (encoding := locale.getpreferredencoding(False).lower()) not in ("utf-8", "utf8"):
+        raise RecipeError(
+            f"text is {encoding} in this locale, and has to be UTF-8; set PYTHONUTF8=1, or another locale"
+        )
 
 
 def _escaped(text: str) -> str:

@@ -62,6 +62,13 @@ def test_a_character_that_an_output_can_not_hold_is_escaped() -> None:
     assert (done.stdout, done.stderr) == ("38.3% (32.5\\u201344.4)\n", "\\udc80\n")
 
 
+def test_a_locale_whose_text_is_not_utf_8_is_refused_with_what_helps() -> None:
+    code = "from orchestration.cli import main; main()"
+    done = python(code, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C")
+    assert done.returncode == 2 and "has to be UTF-8; set PYTHONUTF8=1" in done.stderr
+    assert "has to be" not in python(code, LC_ALL="C").stderr, "Python itself takes UTF-8 there"
+
+
 def test_the_work_goes_on_when_nobody_reads_its_progress_any_more() -> None:
     code = """
     import sys
