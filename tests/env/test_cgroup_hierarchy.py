@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from env.cgroup_hierarchy import FOLDER, Hierarchy, find_hierarchy, memory_left, obstacle
+from env.cgroup_hierarchy import FOLDER, Hierarchy, find_hierarchy, memory_left, obstacle, tasks_left
 
 
 def _mountinfo(tmp_path: Path, *mounts: tuple[Path, str, str]) -> Path:
@@ -129,3 +129,14 @@ def test_version_one_s_limit_counts_too_and_none_is_none(tmp_path: Path):
     _cgroup(root / "box", limit_in_bytes=str(100 * MIB), **limits)
     assert memory_left(mounts, own) == (100 - 64 + 2) * MIB
     assert memory_left(_mountinfo(tmp_path, (tmp_path, "tmpfs", "x")), own) is None
+
+
+def test_processes_that_are_left_are_those_of_the_tightest_limit(tmp_path: Path):
+    root = tmp_path / "unified"
+    (root / "box").mkdir(parents=True)
+    for place, most, used in ((root, "max", 900), (root / "box", "200", 150)):
+        (place / "pids.max").write_text(f"{most}\n")
+        (place / "pids.current").write_text(f"{used}\n")
+    mounts = _mountinfo(tmp_path, (root, "cgroup2", "x"))
+    assert tasks_left(mounts, _own(tmp_path, "0::/box\n")) == 50
+    assert tasks_left(mounts, _own(tmp_path, "0::/\n")) is None
