@@ -34,7 +34,8 @@ def have_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            assert os.open(os.devnull, os.O_RDWR) == number, "the lowest one that is free is taken"
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest one that is free is taken"
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
