@@ -14,6 +14,8 @@ import importlib
 import logging
 import os
 import secrets
+import signal
+import threading
 from typing import Any
 
 import grpc
@@ -119,9 +121,16 @@ def _bring_token(address: str) -> None:
 
 
 def connect_ray(address: str | None) -> None:
-    """Join the Ray at `address` from this process, quietly."""
+    """Join the Ray at `address` from this process, quietly.
+
+    Who handles SIGTERM goes on to do so: `ray.init` puts handlers of its own in the place, which end the process where
+    it is.
+    """
     ray_worker.print_to_stdstream = _overhear
+    ours = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+    if callable(ours) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ours)
 
 
 def _overhear(said: dict[str, Any], **_: Any) -> None:

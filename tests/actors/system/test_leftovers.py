@@ -97,6 +97,33 @@ def test_what_a_killed_driver_leaves_dies_and_is_swept_by_the_next() -> None:
         alive.rmdir()
 
 
+INTERRUPTED = """
+import asyncio, os, signal
+from actors.system.local_ray import LocalRay
+from orchestration.terminal import run_interruptibly
+
+async def work():
+    with LocalRay(cpus=1) as ray:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            print("cleaned up", flush=True)
+            raise
+
+run_interruptibly(work())
+"""
+
+
+@pytest.mark.slow
+def test_a_command_s_own_answer_to_sigterm_outlives_the_start_of_ray() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (130, "cleaned up\n"), done.stderr
+    assert done.stderr == "interrupted; everything that ran has been stopped\n"
+
+
 def test_a_folder_that_vanishes_while_it_is_looked_at_ends_no_run() -> None:
     alive = make_session_folder()
     vanished = alive.with_name(f"gr-{2**22 + 1}-1-vanished")
