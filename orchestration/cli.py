@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 the run failed, 2 the input is not usable (a recipe, an op
 from __future__ import annotations
 
 import json
+import locale
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +35,16 @@ from orchestration.run_folder import RECIPE_FILE, held
 from orchestration.serve_tools import serve_tools
 from orchestration.side_by_side import WorkerLost, usable_cores
 from orchestration.software import software_versions
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, literal, run_interruptibly, told
+from orchestration.terminal import (
+    AsJson,
+    Jobs,
+    console,
+    ending_cleanly,
+    have_standard_streams,
+    literal,
+    run_interruptibly,
+    told,
+)
 from policies.chat_format import TemplateUnusable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -130,9 +141,11 @@ def train(
         console.print(f"[bold red]the run failed:[/] {literal(str(failure).strip())}", soft_wrap=True)
         if (folder / RECIPE_FILE).is_file():
             console.print(
-                f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}", soft_wrap=True
+                literal(f"what was reached is in {folder}; what the actors wrote is in {folder / 'logs'}"),
+                soft_wrap=True,
             )
-            console.print(f"go on from the last checkpoint with: greenroom train --resume {folder}", soft_wrap=True)
+            command = f"greenroom train --resume {shlex.quote(str(folder))}"
+            console.print(f"go on from the last checkpoint with: {literal(command)}", soft_wrap=True)
         raise SystemExit(1) from None
     if as_json:
         print(json.dumps(summary))
@@ -290,11 +303,21 @@ async def _calibrate(recipe: Recipe, repeats: int) -> Any:
 
 def main() -> None:
     """Entry point of the console script: usage errors become one clear message."""
+    have_standard_streams()
     try:
+        _check_encoding()
         app(standalone_mode=True)
     except (RecipeError, DataError, TemplateUnusable, ImageIncomplete) as error:
         console.print(f"[bold red]error:[/] {literal(str(error))}", soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def _check_encoding() -> None:
+    """Files are UTF-8, ours and those of libraries, and Python reads them as the locale says (PEP 540)."""
+    if (encoding := locale.getpreferredencoding(False).lower()) not in ("utf-8", "utf8"):
+        raise RecipeError(
+            f"text is {encoding} in this locale, and has to be UTF-8; set PYTHONUTF8=1, or another locale"
+        )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def repeat_command(recipe: Path, overrides: Sequence[str], failure: Failure) -> 
     path = Path(f"plan-{failure.seed}.json")
     path.write_text(failure.shrunk.model_dump_json(indent=1))
     settings = "".join(f" --set {shlex.quote(each)}" for each in overrides)
-    return f"greenroom drill {recipe} --virtual --plan {path} --first {failure.seed}{settings}"
+    return f"greenroom drill {shlex.quote(str(recipe))} --virtual --plan {path} --first {failure.seed}{settings}"
 
 
 class Drill:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import numbers
@@ -58,6 +59,7 @@ class JsonlMetrics:
     """The sink behind `metrics.jsonl`. Usable as a context manager.
 
     Opening a file that exists appends to it: a torn last line is cut off, and `seconds` goes on from the last line's.
+    Writing raises `OSError` where the file system does not take it, and if the file is not where it was opened.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
@@ -76,6 +78,10 @@ class JsonlMetrics:
             raise ValueError(f"unknown kind of metrics {kind!r}; use one of {', '.join(get_args(Kind))}")
         record: Record = {"kind": kind, "stage": stage, "step": step, "seconds": round(self._now() - self._start, 3)}
         record.update({name: plain_figure(name, value) for name, value in figures.items()})
+        if not self._path.exists():  # else all goes on, to files that nobody finds
+            raise FileNotFoundError(
+                errno.ENOENT, "its files were removed or moved while it was in use", str(self._path)
+            )
         self._file.write(json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n")
         self._file.flush()
 

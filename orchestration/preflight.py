@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from rich.table import Table
 
 from actors.tokenizer import PromptOptions, load_chat_format
 from env import zygotes
+from env.cgroup_hierarchy import memory_left, tasks_left
 from env.preflight import check_host
 from env.tool_call import ToolName
 from orchestration.recipe import ModelSettings, Recipe, RecipeError, ScratchModel
@@ -30,6 +34,10 @@ VLLM_ACTOR_BYTES = 1100 << 20
 """Of one that has imported vLLM, without a model (seen on the quickstart: 1.0 to 1.3 GiB)."""
 RAY_BYTES = 500 << 20
 """Ray's own processes on a head node."""
+RAY_TASKS = 84
+"""Processes and threads of Ray's own (gcs 26, raylet 28) and of the driver (30), as seen on two cores."""
+ACTOR_TASKS = {"generator": 67, "learner": 30}
+LIGHT_ACTOR_TASKS = 26
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 LEARNER_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 20}
 """Weights, gradients and two moments; in bfloat16 weights and their gradients, and everything again in float32."""
@@ -68,6 +76,11 @@ class Plan:
     def memory_bytes(self) -> int:
         """Memory that the whole run takes, about."""
         return RAY_BYTES + sum(need.memory_bytes for need in self.needs)
+
+    @property
+    def tasks(self) -> int:
+        """Processes and threads that the whole run has at least, without those of calls."""
+        return RAY_TASKS + sum(need.count * ACTOR_TASKS.get(need.actor, LIGHT_ACTOR_TASKS) for need in self.needs)
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -125,8 +138,24 @@ def plan(recipe: Recipe, runs: Path) -> Plan:
         folder=str(choose_folder(recipe, runs)),
         needs=needs,
         stages=tuple(f"{name}: {stage.kind}, {stage.steps} steps" for name, stage in recipe.stages.items()),
-        memory_available_bytes=psutil.virtual_memory().available,
+        memory_available_bytes=min(psutil.virtual_memory().available, _left_by_cgroups()),
     )
+
+
+def _tasks_left() -> int | None:
+    """Processes and threads that this process's user and cgroups may add; None where there is no limit."""
+    left = [tasks_left()]
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() != 0 and most != resource.RLIM_INFINITY:  # root is exempt (getrlimit(2))
+        everybody = psutil.process_iter(["uids", "num_threads"])
+        ours = [each.info for each in everybody if each.info["uids"] and each.info["uids"].real == os.getuid()]
+        left.append(max(0, most - sum(each["num_threads"] or 0 for each in ours)))
+    return min((each for each in left if each is not None), default=None)
+
+
+def _left_by_cgroups() -> int:
+    left = memory_left()
+    return sys.maxsize if left is None else left
 
 
 def check(recipe: Recipe, runs: Path) -> Plan:
@@ -141,8 +170,14 @@ def check(recipe: Recipe, runs: Path) -> Plan:
     if planned.memory_bytes > planned.memory_available_bytes:
         faults.append(
             f"the run takes about {planned.memory_bytes / GIB:.1f} GiB of memory, but "
-            f"{planned.memory_available_bytes / GIB:.1f} GiB are free; lower generators.count, "
+            f"{planned.memory_available_bytes / GIB:.1f} GiB are free (here, or in the container or unit that this "
+            "process is in); lower generators.count, "
             "generators.engine.kv_tokens, environments.workers or environments.preloaded"
+        )
+    if (left := _tasks_left()) is not None and planned.tasks > left:
+        faults.append(
+            f"the run has {planned.tasks} processes and threads or more, but {left} are left to this user, container "
+            "or unit; raise `ulimit -u`, --pids-limit of a container, TasksMax= of a unit, or lower counts of actors"
         )
     if recipe.generators.gpus or recipe.learner.gpus:
         faults += _gpu_faults(recipe)

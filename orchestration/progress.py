@@ -3,7 +3,9 @@
 Invariants:
 - without a terminal (a pipe, a file, CI, TERM=dumb) the output is whole lines of plain text: no escape codes, no
   carriage returns, each flushed when it is written;
-- the terminal is as it was before once the context is left, whatever ended it.
+- the terminal is as it was before once the context is left, whatever ended it;
+- the work goes on when what it shows can't be written (a pipe that nobody reads, a log on a full disk, a terminal that
+  is gone): that is said once on standard error, and nothing more is shown.
 
     with Progress() as progress:
         progress.start_stage("rl-1", total_steps=40)
@@ -13,12 +15,15 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from rich import box
 from rich.columns import Columns
@@ -78,6 +83,47 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+class _Shown(io.TextIOBase):
+    """Writes to `stream` for as long as that takes it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._taken = stream, True
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  (rich chooses its lines by it)
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        if self._taken:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._taken:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._taken = False
+        if error.errno in (errno.EPIPE, errno.EIO):  # nobody reads: at its end the interpreter must not try again
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+        with suppress(OSError):  # it may be the same terminal
+            why = error.strerror or error
+            print(f"nothing more is shown, and the work goes on: {why}", file=sys.stderr, flush=True)
+
+
 class Progress:
     """Shows the stage at work, its steps, the latest figures and what happened last.
 
@@ -92,7 +138,7 @@ class Progress:
         plain_every_s: float = 5.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream if stream is not None else sys.stdout
+        self._stream = cast(TextIO, _Shown(stream if stream is not None else sys.stdout))
         self._plain_every_s = plain_every_s
         self._now = now
         self._console = Console(file=self._stream) if is_terminal(self._stream) else None

@@ -60,8 +60,11 @@ class Beginning:
 def find_run(run: Path, runs: Path) -> Path:
     """The folder of a run that is given by its path, or by its name within `runs`. Raises `RecipeError`."""
     for folder in (run, runs / run):
-        if (folder / RECIPE_FILE).is_file():
-            return folder
+        try:
+            if (folder / RECIPE_FILE).is_file():
+                return folder
+        except OSError as error:
+            raise RecipeError(f"{folder} can't be looked into ({error.strerror})") from error
     known = sorted(path.parent.name for path in runs.glob("*/recipe.toml"))
     raise RecipeError(f"no run at {run} nor at {runs / run}; runs in {runs}: {', '.join(known) or 'none'}")
 
@@ -93,11 +96,21 @@ def recipe_of(folder: Path, given: Recipe) -> Recipe:
 def take_up(folder: Path) -> Beginning:
     """Bring a dead run's folder to the state of its newest whole checkpoint. Whoever calls this holds the folder.
 
-    Raises `RecipeError` if the run is done.
+    Raises `RecipeError` if the run is done, or a file of its books is damaged.
     """
-    if _summary(folder).get("finished"):
+    if _is_done(folder):
         raise RecipeError(f"the run in {folder} is done; nothing is left to resume")
     sweep_leftovers()  # an orphan of the dead run could still write to it
+    try:
+        return _taken_back(folder)
+    except ValueError as error:
+        raise RecipeError(
+            f"the run in {folder} can't be resumed: {error}; restore that file, or begin a new run"
+        ) from error
+
+
+def _taken_back(folder: Path) -> Beginning:
+    """The folder at its newest whole checkpoint. Raises `ValueError` that names the file that is damaged."""
     checkpoint, faults = newest_checkpoint(folder / CHECKPOINTS)
     set_aside_damaged(folder / CHECKPOINTS, checkpoint)
     restorations = read_restorations(folder)
@@ -121,9 +134,12 @@ def take_up(folder: Path) -> Beginning:
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _is_done(folder: Path) -> bool:
     path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return path.exists() and json.loads(path.read_text()).get("finished", False)
+    except ValueError:  # torn, as a machine without power may leave it: checkpoints say more than it did
+        return False
 
 
 def _differences(ours: Any, theirs: Any, where: str = "") -> list[tuple[str, Any, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from actors.storage.disk import removed_on_failure, writing
+from actors.storage.disk import removed_on_failure, sync, writing
 from env.image import Image
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.software import software_versions
@@ -34,29 +34,29 @@ def choose_folder(recipe: Recipe, runs: Path) -> Path:
 
     Raises `RecipeError` if the folder can't be written to.
     """
-    _check_writable(runs)
-    number, folder = 1, runs / recipe.name
-    while folder.exists() and any(folder.iterdir()):
-        number += 1
-        folder = runs / f"{recipe.name}-{number}"
+    try:
+        _check_writable(runs)
+        number, folder = 1, runs / recipe.name
+        while folder.exists() and any(folder.iterdir()):
+            number += 1
+            folder = runs / f"{recipe.name}-{number}"
+    except OSError as error:
+        raise RecipeError(
+            f"the run's folder {runs} can't be written to ({error.strerror}); give another with --runs"
+        ) from error
     return folder
 
 
 def _check_writable(folder: Path) -> None:
-    """Whether `folder` exists, or can be made, and can be written to."""
+    """Whether `folder` exists, or can be made, and can be written to. Raises `RecipeError`, `OSError`."""
     existing = folder
-    while not existing.exists():
+    while not (existing.exists() or existing.is_symlink()):  # a link to nothing keeps a folder from being made
         existing = existing.parent
     if not existing.is_dir():
         raise RecipeError(f"the run's folder can't be made: {existing} is not a folder; give another with --runs")
     probe = existing / f".greenroom-probe-{os.getpid()}"
-    try:
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise RecipeError(
-            f"the run's folder {folder} can't be written to ({error.strerror}); give another with --runs"
-        ) from error
+    probe.write_bytes(b"")
+    probe.unlink()
 
 
 class RunInUse(RecipeError):
@@ -69,18 +69,18 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises `RunInUse` if another process does, `CannotWrite` where the file system does not take the lock.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().decode().strip() or "unknown"
-            raise RunInUse(
-                f"the run in {folder} is still at work, as process {owner}; wait for its end, or end it with Ctrl-C"
-            ) from None
+    with contextlib.ExitStack() as stack:
         with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / LOCK_FILE).open("a+b", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().decode().strip() or "unknown"
+                raise RunInUse(
+                    f"the run in {folder} is still at work, as process {owner}; wait for its end, or end it with Ctrl-C"
+                ) from None
             file.truncate(0)
             file.write(str(os.getpid()).encode())
         yield
@@ -116,9 +116,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, never a part."""
+    """Write a file so that readers see the old one or the new one, never a part, even after a loss of power."""
     aside = path.with_name(path.name + ".partial")
     with removed_on_failure(aside):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(text, encoding="utf-8")
+        sync(aside)
         aside.replace(path)

@@ -214,7 +214,7 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         for index in range(options.environments)
     ]
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(_sweep, [str(part.arguments["run_id"]) for part in parts])
+        stack.callback(_sweep)
         try:
             await stack.enter_async_context(stage)
             libraries = Image().libraries
@@ -227,11 +227,10 @@ async def _over_ray(options: ServeOptions) -> AsyncIterator[Runs]:
         yield EnvironmentPool(stage.port, environments)
 
 
-def _sweep(run_ids: list[str]) -> None:
+def _sweep() -> None:
     """Remove what killed environments left on this machine: those in their places may not have come so far."""
     if (hierarchy := find_hierarchy()) is not None:
-        for run_id in run_ids:
-            cgroups.sweep(run_id, hierarchy)
+        cgroups.sweep(hierarchy)
 
 
 class _Server(uvicorn.Server):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -43,8 +46,35 @@ def literal(text: str) -> str:
     return escape(visible(text))
 
 
+def have_standard_streams() -> None:
+    """Open those of the three standard streams that whoever started this process has closed, on nothing, and escape
+    characters that an output can't encode.
+
+    A descriptor that is missing would become that of the next file that is opened, and what libraries and other
+    processes print would end in there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest one that is free is taken"
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 CLEANING_UP_S = 30.0
 """How long whoever is interrupted may clean up before another signal cuts that short."""
+
+
+def ending_signals() -> list[signal.Signals]:
+    """What ends a command besides Ctrl-C: SIGTERM, and a terminal that closes, unless nohup started this process."""
+    closing = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, *closing]
 
 
 def run_interruptibly(work: Any) -> Any:
@@ -62,9 +92,8 @@ def run_interruptibly(work: Any) -> Any:
                 interrupted_at = loop.time()
                 task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # or it was started by nohup
-                loop.add_signal_handler(number, interrupt)
+        for number in (signal.SIGINT, *ending_signals()):
+            loop.add_signal_handler(number, interrupt)
         return await task
 
     import uvloop
@@ -89,15 +118,17 @@ def told(what: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """For work without a real loop: SIGTERM ends it as Ctrl-C does, by an exception, so that it cleans up."""
+    """For work without a real loop: SIGTERM and a terminal that closes end it as Ctrl-C does, by an exception, so that
+    it cleans up."""
     from actors.system.virtual_loop import interrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background jobs are born deaf to the former
+    numbers = (signal.SIGINT, *ending_signals())  # a shell's background jobs are born deaf to the former
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     except KeyboardInterrupt:
-        console.print("interrupted")
+        with suppress(OSError):  # the terminal may be gone
+            console.print("interrupted")
         raise SystemExit(130) from None
     finally:
         for number, handler in zip(numbers, before, strict=True):

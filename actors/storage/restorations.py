@@ -1,6 +1,6 @@
 """`resumed.json` in a run's folder: each time that weights were restored, and how they are called since.
 
-Invariant: a lineage is noted before any weights go by its name.
+Invariant: a lineage is noted, on the disk, before any weights go by its name.
 """
 
 from __future__ import annotations
@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from actors.storage.disk import sync
 from policies.run_progress import Restoration, next_lineage
 
 FILE = "resumed.json"
 
 
 def read_restorations(run: Path) -> list[Restoration]:
-    """Oldest first; none if the file is not there."""
+    """Oldest first; none if the file is not there. Raises `ValueError` if it is damaged."""
     path = run / FILE
-    return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
+    try:
+        return [Restoration.model_validate(each) for each in json.loads(path.read_text())] if path.exists() else []
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
 
 
 def note_restoration(
@@ -31,5 +35,7 @@ def note_restoration(
     )
     aside = run / f"{FILE}.partial"
     aside.write_text(json.dumps([each.model_dump() for each in known], indent=2) + "\n")
+    sync(aside)
     aside.replace(run / FILE)
+    sync(run)
     return known

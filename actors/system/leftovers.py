@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,12 +76,18 @@ def sweep_leftovers() -> list[Path]:
     swept = []
     for folder in Path(_base()).glob("gr-*-*-*"):
         match = _PATTERN.match(folder.name)
-        if match is None or folder.stat().st_uid != os.getuid():
-            continue
-        if _start_ticks(int(match[1])) != int(match[2]):
+        if match is not None and _is_ours(folder) and _start_ticks(int(match[1])) != int(match[2]):
             bury_session(folder, patience_s=0.0)
             swept.append(folder)
     return swept
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:  # another run has ended, or sweeps, too
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -100,7 +107,7 @@ def _base() -> str:
 def _start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; -1 if there is none of that pid."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return -1
-    return int(stat.rpartition(")")[2].split()[19])
+    return int(line.rpartition(")")[2].split()[19])

@@ -11,6 +11,7 @@ import atexit
 import importlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from actors.system.leftovers import (
     sweep_leftovers,
 )
 from actors.system.ray_access import connect_ray, require_token
+from actors.system.stage import ActorStartFailed
 
 _AGENT_COMMAND = re.compile(r"^(--(?:dashboard|runtime_env)_agent_command=).*", re.DOTALL)
 _core: Any = importlib.import_module("ray._raylet")  # compiled, without types
@@ -65,7 +67,11 @@ class _LeanNode(Node):
 
 
 class LocalRay:
-    """A Ray of this process's own, started on entry and gone on exit. Stages opened within it share it."""
+    """A Ray of this process's own, started on entry and gone on exit. Stages opened within it share it.
+
+    Entering raises `ActorStartFailed` if Ray can't be started (no room for its files, too little memory), `ValueError`
+    if it runs already.
+    """
 
     open: ClassVar[LocalRay | None] = None
     """The one that is open in this process."""
@@ -95,9 +101,16 @@ class LocalRay:
                 )
             )
             connect_ray(self.address)
-        except BaseException:  # interrupted too: Ray's processes must not stay behind
+        except BaseException as error:  # interrupted too: Ray's processes must not stay behind
+            folder, free = self.folder, shutil.disk_usage(self.folder).free
             self.close()
-            raise
+            if not isinstance(error, Exception):
+                raise
+            # Whatever it is: Ray's own have no class in common, nor have those of processes that can't be started.
+            raise ActorStartFailed(
+                f"Ray could not be started, with its files in {folder.parent} ({free >> 20} MiB are free there; TMPDIR "
+                f"names another place): {str(error).strip() or type(error).__name__}"
+            ) from error
         LocalRay.open = self
         return self
 

@@ -15,6 +15,8 @@ import importlib
 import logging
 import os
 import secrets
+import signal
+import threading
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -126,8 +128,13 @@ def _bring_token(address: str) -> None:
 
 
 def connect_ray(address: str | None) -> None:
-    """Join the Ray at `address` from this process, quietly."""
+    """Join the Ray at `address` from this process, quietly.
+
+    Who handles SIGTERM goes on to do so: `ray.init` puts handlers of its own in the place, which end the process where
+    it is.
+    """
     ray_worker.print_to_stdstream = _overhear
+    ours = signal.getsignal(signal.SIGTERM)
     ray.init(
         address=address,
         job_config=_OwnPackagesFirst(),
@@ -135,6 +142,8 @@ def connect_ray(address: str | None) -> None:
         configure_logging=False,
         logging_level=logging.ERROR,
     )
+    if callable(ours) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ours)
 
 
 class _OwnPackagesFirst(JobConfig):

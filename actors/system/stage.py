@@ -37,7 +37,8 @@ class Part:
 
 
 class ActorStartFailed(RuntimeError):
-    """An actor's `__init__` or `start` raised; the text names the actor and holds the traceback."""
+    """An actor's `__init__` or `start` raised: the text names the actor and holds the traceback. Or what actors run on
+    could not be started."""
 
 
 def check_open(opened: bool, closed: bool) -> None:

@@ -26,7 +26,7 @@ from rich.spinner import Spinner
 from orchestration.archive.terminal import plain
 from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import RecipeError
-from orchestration.terminal import console, told
+from orchestration.terminal import console, ending_signals, told
 
 
 def chat(
@@ -88,7 +88,7 @@ def chat(
         console.print(told_too_little, soft_wrap=True, highlight=False, markup=False)
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:
-        with _ended_by_sigterm(), told("the engine failed", EngineFailed):
+        with _ended_by_signals(), told("the engine failed", EngineFailed):
             _chat(settings, prompt, saves, figures, as_json)
     except MessageTooLong as error:
         raise RecipeError(str(error)) from None
@@ -223,14 +223,15 @@ def _spinning(terminal: Console, text: str) -> Live:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the chat by an exception, so that engine and sandbox are closed."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that closes end the chat by an exception, so that engine and sandbox are closed."""
 
     def leave(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in ending_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from env.cgroup_hierarchy import FOLDER, Hierarchy, find_hierarchy, obstacle
+from env.cgroup_hierarchy import FOLDER, Hierarchy, find_hierarchy, memory_left, obstacle, tasks_left
 
 
 def _mountinfo(tmp_path: Path, *mounts: tuple[Path, str, str]) -> Path:
@@ -94,3 +94,49 @@ def test_version_one_is_for_those_who_may_write_there(tmp_path: Path):
     places = [(tmp_path / "proc" / name, "cgroup", name) for name in ("memory", "pids")]
     said = _said(tmp_path, *places, own="4:memory:/\n3:pids:/\n")
     assert said == f"in {places[0][0]} and {places[1][0]} only the machine's root may"
+
+
+MIB = 1 << 20
+
+
+def _cgroup(place: Path, **files: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (place / f"memory.{name}").write_text(text + "\n")
+
+
+def test_the_tightest_limit_around_this_process_says_what_memory_is_left(tmp_path: Path):
+    root = tmp_path / "unified"
+    figures = f"anon {900 * MIB}\nactive_file {20 * MIB}\ninactive_file {80 * MIB}"
+    _cgroup(root)  # has no limit, and no file for one
+    _cgroup(root / "box", max=str(2048 * MIB), current=str(1000 * MIB), stat=figures)
+    _cgroup(root / "box" / "unit", max="max", current=str(1000 * MIB), stat=figures)
+    mounts = _mountinfo(tmp_path, (root, "cgroup2", "x"))
+    own = _own(tmp_path, "0::/box/unit\n")
+    assert memory_left(mounts, own) == (2048 - 1000 + 20 + 80) * MIB
+    (root / "box" / "unit" / "memory.max").write_text(f"{1200 * MIB}\n")
+    assert memory_left(mounts, own) == (1200 - 1000 + 20 + 80) * MIB
+
+
+def test_version_one_s_limit_counts_too_and_none_is_none(tmp_path: Path):
+    root = tmp_path / "memory"
+    figures = f"inactive_file 5\ntotal_active_file {MIB}\ntotal_inactive_file {MIB}"
+    limits = {"usage_in_bytes": str(64 * MIB), "stat": figures}
+    _cgroup(root, limit_in_bytes=str((1 << 63) - 4096), **limits)
+    mounts = _mountinfo(tmp_path, (root, "cgroup", "memory"), (tmp_path / "unified", "cgroup2", "x"))
+    own = _own(tmp_path, "4:memory:/box\n0::/\n")
+    assert memory_left(mounts, own) is None
+    _cgroup(root / "box", limit_in_bytes=str(100 * MIB), **limits)
+    assert memory_left(mounts, own) == (100 - 64 + 2) * MIB
+    assert memory_left(_mountinfo(tmp_path, (tmp_path, "tmpfs", "x")), own) is None
+
+
+def test_processes_that_are_left_are_those_of_the_tightest_limit(tmp_path: Path):
+    root = tmp_path / "unified"
+    (root / "box").mkdir(parents=True)
+    for place, most, used in ((root, "max", 900), (root / "box", "200", 150)):
+        (place / "pids.max").write_text(f"{most}\n")
+        (place / "pids.current").write_text(f"{used}\n")
+    mounts = _mountinfo(tmp_path, (root, "cgroup2", "x"))
+    assert tasks_left(mounts, _own(tmp_path, "0::/box\n")) == 50
+    assert tasks_left(mounts, _own(tmp_path, "0::/\n")) is None

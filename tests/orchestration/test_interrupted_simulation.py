@@ -15,8 +15,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow  # a process that imports everything
 @pytest.mark.parametrize(
     ("number", "strategies"),
-    [(signal.SIGTERM, "predictive"), (signal.SIGINT, "predictive"), (signal.SIGTERM, "static,predictive")],
-    ids=["terminated", "interrupted", "terminated-with-two-processes"],
+    [
+        (signal.SIGTERM, "predictive"),
+        (signal.SIGINT, "predictive"),
+        (signal.SIGHUP, "static,predictive"),
+    ],
+    ids=["terminated", "interrupted", "left-by-its-terminal-with-two-processes"],
 )
 def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, strategies: str, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "rstar2-14b-64gpu.toml"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from orchestration import terminal
+from orchestration.chat import commands
 from orchestration.terminal import run_interruptibly
 
 
@@ -59,3 +60,16 @@ def test_work_started_by_nohup_outlives_its_terminal():
 
     with closing_terminal(signal.SIG_IGN):
         assert run_interruptibly(work()) == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_chat_is_ended_by_an_exception_so_that_it_closes_its_sandbox(number: signal.Signals):
+    with closing_terminal(signal.SIG_DFL), pytest.raises(SystemExit) as ended, commands._ended_by_signals():
+        os.kill(os.getpid(), number)
+        signal.pause()
+    assert ended.value.code == 128 + number
+
+
+def test_a_chat_started_by_nohup_outlives_its_terminal():
+    with closing_terminal(signal.SIG_IGN), commands._ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)

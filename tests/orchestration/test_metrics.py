@@ -55,6 +55,18 @@ def test_each_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     sink.close()
 
 
+@pytest.mark.parametrize("what", ["unlink", "rename"])
+def test_lines_are_not_written_to_a_file_that_nobody_finds(tmp_path: Path, what: str) -> None:
+    with JsonlMetrics(tmp_path / "metrics.jsonl") as metrics:
+        metrics.write("step", "rl-1", 1)
+        if what == "unlink":
+            (tmp_path / "metrics.jsonl").unlink()
+        else:
+            (tmp_path / "metrics.jsonl").rename(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="removed or moved while it was in use"):
+            metrics.write("step", "rl-1", 2)
+
+
 @pytest.mark.parametrize("unknown", [math.nan, math.inf, -math.inf, np.float32("nan"), None])
 def test_numbers_that_json_cannot_hold_are_written_as_null(tmp_path: Path, unknown: float | None) -> None:
     path = tmp_path / "metrics.jsonl"

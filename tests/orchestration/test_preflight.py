@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from env.zygotes import JAIL_BYTES, LIBRARY_BYTES, MOST_ZYGOTES
-from orchestration.preflight import plan
+from orchestration import preflight
+from orchestration.preflight import HostUnfit, check, plan
 from orchestration.recipe_loading import load_recipe
 from tests.orchestration.test_recipe import QUICKSTART
 
@@ -21,3 +24,30 @@ def test_zygotes_count_for_each_worker_as_many_as_the_libraries_allow(tmp_path: 
     for libraries, zygotes in (("[]", 1), ('["numpy", "sympy"]', 4), ('["a", "b", "c", "d", "e"]', MOST_ZYGOTES)):
         grown = _environments(tmp_path, f"environments.preloaded={libraries}") - without
         assert grown == 3 * (JAIL_BYTES + (zygotes - 1) * LIBRARY_BYTES)
+
+
+def test_memory_that_a_container_is_not_given_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "memory_left", lambda: 1 << 30)
+    with pytest.raises(HostUnfit, match=r"GiB of memory, but 1\.0 GiB are free"):
+        check(load_recipe(QUICKSTART), tmp_path)
+    monkeypatch.setattr(preflight, "memory_left", lambda: None)
+    assert plan(load_recipe(QUICKSTART), tmp_path).memory_available_bytes > 1 << 30
+
+
+def test_a_run_that_may_not_have_its_threads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ray's processes would die while they start, and be started again until the patience with them ends."""
+    monkeypatch.setattr(preflight, "tasks_left", lambda: 200)
+    with pytest.raises(HostUnfit, match=r"processes and threads or more, but 200 are left .*; raise `ulimit -u`"):
+        check(load_recipe(QUICKSTART), tmp_path)
+    monkeypatch.setattr(preflight, "tasks_left", lambda: 100_000)
+    assert check(load_recipe(QUICKSTART), tmp_path)
+
+
+def test_an_ordinary_user_s_limit_counts_with_what_that_user_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "tasks_left", lambda: None)
+    monkeypatch.setattr(preflight.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (1_000_000, 1_000_000))
+    left = preflight._tasks_left()
+    assert left is not None and 0 < left < 1_000_000
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (1, 1))
+    assert preflight._tasks_left() == 0

@@ -143,6 +143,14 @@ def test_a_run_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None
     blocked.write_text("")
     with pytest.raises(RecipeError, match="is not a folder; give another with --runs"):
         choose_folder(load_recipe(QUICKSTART), blocked / "runs")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(RecipeError, match="link is not a folder; give another with --runs"):
+        choose_folder(load_recipe(QUICKSTART), link)
+    with pytest.raises(RecipeError, match=r"can't be written to \(File name too long\); give another with --runs"):
+        choose_folder(load_recipe(QUICKSTART), tmp_path / ("a" * 300))
+    with pytest.raises(RecipeError, match=r"can't be written to \(No such file or directory\)"):
+        choose_folder(load_recipe(QUICKSTART), Path("/proc/runs"))
 
 
 @pytest.mark.parametrize("name", ["grpo_roc", "grpo", "dr_grpo", "rloo", "gspo", "cispo"])

@@ -220,6 +220,8 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) ->
     assert find_run(tmp_path / "quickstart", Path("runs")) == tmp_path / "quickstart"
     with pytest.raises(RecipeError, match=r"no run at quick-start .* quickstart$"):
         find_run(Path("quick-start"), tmp_path)
+    with pytest.raises(RecipeError, match=r"can't be looked into \(File name too long\)"):
+        find_run(Path("a" * 300), tmp_path)
 
 
 def test_a_run_may_go_on_on_another_cluster(tmp_path: Path) -> None:
@@ -260,6 +262,23 @@ def test_a_run_that_is_done_has_nothing_to_resume(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"finished": True})
     with pytest.raises(RecipeError, match="is done; nothing is left to resume"):
         take_up(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("resumed.json", ""), ("resumed.json", '[{"lineage": 1}, '), ("metrics.jsonl", 'no JSON\n{"kind": "event"}\n')],
+)
+def test_a_run_whose_books_are_damaged_is_refused_with_the_file(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(
+        RecipeError, match=rf"can't be resumed: {tmp_path / file}.*; restore that file, or begin a new run"
+    ):
+        take_up(tmp_path)
+
+
+def test_a_torn_summary_keeps_no_run_from_being_resumed(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"finished"')
+    assert take_up(tmp_path).times_resumed == 1
 
 
 @pytest.mark.parametrize(

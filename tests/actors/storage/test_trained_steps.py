@@ -50,6 +50,10 @@ def test_what_the_weights_do_not_hold_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 2 steps, but the checkpoint knows of 5"):
         cut_trained_steps(tmp_path, 5)
     cut_trained_steps(tmp_path / "none", 0)
+    with (tmp_path / FILE).open("a") as file:
+        file.write("no JSON\n")
+    with pytest.raises(ValueError, match=r"trained\.jsonl, line 3 is damaged"):
+        read_trained_steps(tmp_path / FILE)
 
 
 def test_batches_of_one_digest_are_the_same() -> None:

@@ -97,6 +97,72 @@ def test_what_a_killed_driver_leaves_dies_and_is_swept_by_the_next() -> None:
         alive.rmdir()
 
 
+INTERRUPTED = """
+import asyncio, os, signal
+from actors.system.local_ray import LocalRay
+from orchestration.terminal import run_interruptibly
+
+async def work():
+    with LocalRay(cpus=1) as ray:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            print("cleaned up", flush=True)
+            raise
+
+run_interruptibly(work())
+"""
+
+
+@pytest.mark.slow
+def test_a_command_s_own_answer_to_sigterm_outlives_the_start_of_ray() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (130, "cleaned up\n"), done.stderr
+    assert done.stderr == "interrupted; everything that ran has been stopped\n"
+
+
+def test_a_folder_that_vanishes_while_it_is_looked_at_ends_no_run() -> None:
+    alive = make_session_folder()
+    vanished = alive.with_name(f"gr-{2**22 + 1}-1-vanished")
+    vanished.symlink_to(alive)  # neither a folder, nor ours to follow
+    dangling = alive.with_name(f"gr-{2**22 + 1}-2-vanished")
+    dangling.symlink_to(alive / "gone")
+    try:
+        assert not {vanished, dangling} & {*sweep_leftovers()}
+        assert alive.exists()
+    finally:
+        for each in (vanished, dangling):
+            each.unlink(missing_ok=True)
+        alive.rmdir()
+
+
+def test_a_ray_that_can_not_be_started_is_told_in_a_sentence_and_leaves_no_folder() -> None:
+    code = """
+from actors.system.local_ray import LocalRay
+from actors.system.stage import ActorStartFailed
+
+class WithoutRoom(LocalRay):
+    def _start(self, params):
+        (self.folder / "half").touch()
+        raise RuntimeError("Failed to write to temp file")
+
+ray = WithoutRoom()
+try:
+    with ray:
+        pass
+except ActorStartFailed as failed:
+    print(failed)
+assert ray.folder is None and LocalRay.open is None
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Ray could not be started, with its files in" in done.stdout
+    assert "MiB are free there; TMPDIR names another place): Failed to write to temp file" in done.stdout
+
+
 def test_processes_of_a_session_are_known_by_its_mark(tmp_path: Path) -> None:
     held = tmp_path / "log"
     held.touch()
