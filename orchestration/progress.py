@@ -15,13 +15,10 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
@@ -35,6 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.terminal import visible
+from orchestration.unread_stream import UnreadStream
 
 LABELS = {
     "reward_mean": "reward",
@@ -83,47 +81,6 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-class _Shown(io.TextIOBase):
-    """Writes to `stream` for as long as that takes it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._taken = stream, True
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  (rich chooses its lines by it)
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        if self._taken:
-            try:
-                self._stream.write(text)
-            except OSError as error:
-                self._give_up(error)
-        return len(text)
-
-    def flush(self) -> None:
-        if self._taken:
-            try:
-                self._stream.flush()
-            except OSError as error:
-                self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        self._taken = False
-        if error.errno in (errno.EPIPE, errno.EIO):  # nobody reads: at its end the interpreter must not try again
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
-        with suppress(OSError):  # it may be the same terminal
-            why = error.strerror or error
-            print(f"nothing more is shown, and the work goes on: {why}", file=sys.stderr, flush=True)
-
-
 class Progress:
     """Shows the stage at work, its steps, the latest figures and what happened last.
 
@@ -138,7 +95,7 @@ class Progress:
         plain_every_s: float = 5.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = cast(TextIO, _Shown(stream if stream is not None else sys.stdout))
+        self._stream = cast(TextIO, UnreadStream(stream if stream is not None else sys.stdout))
         self._plain_every_s = plain_every_s
         self._now = now
         self._console = Console(file=self._stream) if is_terminal(self._stream) else None
