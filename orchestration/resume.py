@@ -105,7 +105,7 @@ def take_up(folder: Path) -> Beginning:
         return _taken_back(folder)
     except ValueError as error:
         raise RecipeError(
-            f"the run in {folder} can't be resumed: {error}; restore that file, or begin a new run"
+            f"the run in {folder} can't be resumed: {error}; if that can't be restored, begin a new run"
         ) from error
 
 

@@ -52,7 +52,7 @@ def test_what_the_weights_do_not_hold_is_cut_off(tmp_path: Path) -> None:
     cut_trained_steps(tmp_path / "none", 0)
     with (tmp_path / FILE).open("a") as file:
         file.write("no JSON\n")
-    with pytest.raises(ValueError, match=r"trained\.jsonl, line 3 is damaged"):
+    with pytest.raises(ValueError, match=r"trained\.jsonl, line 3 is not JSON"):
         read_trained_steps(tmp_path / FILE)
 
 
