@@ -271,7 +271,7 @@ def test_a_run_that_is_done_has_nothing_to_resume(tmp_path: Path) -> None:
 def test_a_run_whose_books_are_damaged_is_refused_with_the_file(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
     with pytest.raises(
-        RecipeError, match=rf"can't be resumed: {tmp_path / file}.*; restore that file, or begin a new run"
+        RecipeError, match=rf"can't be resumed: {tmp_path / file}.*; if that can't be restored, begin a new run"
     ):
         take_up(tmp_path)
 
