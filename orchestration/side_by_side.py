@@ -143,15 +143,17 @@ def _processes(jobs: int, work: Callable[..., Any], items: Sequence[Any]) -> Ite
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C: this one does, and ends it.
+    """A process that is started meanwhile never hears of Ctrl-C, nor of a terminal that closes: this one does, and ends
+    it.
 
-    (Blocked signals would be inherited, too, but `multiprocessing` unblocks this one when it first starts a process.)
+    (Blocked signals would be inherited, too, but `multiprocessing` unblocks SIGINT when it first starts a process.)
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- in the processes ------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from actors.system.host import importable
 from actors.system.links import Link, PeerDied, PeerUnreachable
 from actors.system.mailbox import Mailbox
 from actors.system.stage import ActorStartFailed, Death, Part
+from actors.system.together import all_done
 from policies.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
@@ -151,9 +152,9 @@ class Cast:
         """Construct, introduce, start. Raises `ActorStartFailed`."""
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await _all(self._construct(member) for member in members)
+                await all_done(self._construct(member) for member in members)
                 await self._introduce(members)
-                await _all(self._start(member) for member in members)
+                await all_done(self._start(member) for member in members)
         except TimeoutError as error:
             late = ", ".join(member.name for member in members if member.state == "starting")
             raise ActorStartFailed(f"{late}: not started within {self._start_timeout_s:g} s") from error
@@ -176,7 +177,7 @@ class Cast:
                 calls.append(self._or_fail(member, self._fabric.call(member.reference, "introduce", self.peers)))
             elif member.pid and member.state != "gone":
                 calls.append(_quietly(self._fabric.call, member.reference, "introduce", fresh))
-        await _all(calls)
+        await all_done(calls)
 
     async def _start(self, member: Member) -> None:
         assert self.mailbox is not None
@@ -283,7 +284,7 @@ class Cast:
         running = [member for member in self._members.values() if member.state == "running"]
         try:
             async with asyncio.timeout(self._grace_s):
-                await _all(_quietly(self._fabric.call, member.reference, "stop") for member in running)
+                await all_done(_quietly(self._fabric.call, member.reference, "stop") for member in running)
         except TimeoutError:
             logger.warning("some actors did not stop within %g s and are killed", self._grace_s)
 
@@ -311,17 +312,6 @@ class Cast:
         self._tasks[task] = None
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
         return task
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Run coroutines side by side; when one fails, cancel the others and wait for their end."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _quietly(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:

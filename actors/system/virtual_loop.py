@@ -187,7 +187,7 @@ class VirtualLoop(ConfinedLoop):
                         self._run(task)
                     else:
                         self._run_exploring(task, self._explore)
-                except BaseException:
+                except BaseException:  # whatever cuts the run short: an interrupt does, too
                     self._cut_short = True
                     raise
                 finally:

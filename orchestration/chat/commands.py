@@ -26,6 +26,7 @@ from rich.spinner import Spinner
 from orchestration.archive.terminal import plain
 from orchestration.engine_environment import host_engine_here
 from orchestration.recipe import RecipeError
+from orchestration.side_by_side import usable_cores
 from orchestration.terminal import console, ending_signals, told
 
 
@@ -140,8 +141,7 @@ async def _open(settings: Any, stack: AsyncExitStack) -> tuple[Any, Any]:
     if settings.limits.tools:
         interpreters = Interpreters(settings.limits.call, workers=1, run_id=f"chat-{os.getpid()}")
         stack.push_async_callback(interpreters.close)
-    threads = len(os.sched_getaffinity(0))
-    hosted = hosted_engine(settings.model, settings.engine, threads=threads, seed=settings.seed)
+    hosted = hosted_engine(settings.model, settings.engine, threads=usable_cores(), seed=settings.seed)
     engine, _ = await stack.enter_async_context(hosted)
     return engine, interpreters
 

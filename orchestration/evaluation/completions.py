@@ -10,8 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import openai
@@ -141,17 +140,6 @@ class Completions:
         if self._failed_in_a_row >= AT_ONCE:
             raise RecipeError(f"{AT_ONCE} requests in a row failed at {self._url}; the last one: {reason}")
         return RequestFailed(reason)
-
-
-async def all_done(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it at once; where one part raises, the others have ended when that is raised on."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _read(answer: bytes) -> Completion:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from actors.system.together import all_done
 from orchestration.evaluation.answers import Answer, AnswerKey, whole_lines
-from orchestration.evaluation.completions import AT_ONCE, Completions, RequestFailed, all_done
+from orchestration.evaluation.completions import AT_ONCE, Completions, RequestFailed
 from policies.trajectory import Record
 
 JUDGEMENTS_FILE = "judgements.jsonl"

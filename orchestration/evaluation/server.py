@@ -14,11 +14,12 @@ from typing import Literal
 from openai.types.chat import ChatCompletionMessageParam
 
 from actors.system.actor import seed_for
+from actors.system.together import all_done
 from actors.verification import Verifier
 from env.interpreters import Interpreters
 from env.tool_call import PYTHON_TOOL, Limits, ToolResult
 from orchestration.evaluation.answers import UNCOUNTED, Answer, Part, Wanted
-from orchestration.evaluation.completions import AT_ONCE, Completion, Completions, RequestFailed, all_done
+from orchestration.evaluation.completions import AT_ONCE, Completion, Completions, RequestFailed
 from policies.chat_format import QUESTION_PROMPT, SYSTEM_PROMPT
 from policies.dialogue import NO_ANSWER
 from policies.tool_calls import CLOSE, OPEN, parse_calls, result_text, schemas_of

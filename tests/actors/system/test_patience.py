@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -94,7 +95,8 @@ def test_one_that_does_not_say_what_it_has_done_is_given_up_the_second_time() ->
     assert play(scene, part(Silent)) == pytest.approx(2 * (HOUR_S + LOOK_DEADLINE_S), abs=1.0)
 
 
-def test_a_peer_is_looked_at_once_for_all_who_wait_for_it() -> None:
+def looks_in(scene: Callable[[VirtualStage], Awaitable[None]]) -> int:
+    """How often a worker said what it had done."""
     looks: list[Event] = []
 
     async def main() -> None:
@@ -102,29 +104,29 @@ def test_a_peer_is_looked_at_once_for_all_who_wait_for_it() -> None:
         trace.listen({("answer", WorkDone): looks.append})
         async with VirtualStage(seed=0, trace=trace) as stage:
             await stage.spawn(part())
-            ask = stage.port.ask
-            await asyncio.gather(*[ask(WORKER, Compute(seconds=60.0), HOUR_S, unless_at_work=True) for _ in range(90)])
+            await scene(stage)
 
     run_virtual(main())
-    assert len(looks) == 1
+    return len(looks)
+
+
+def test_a_peer_is_looked_at_once_for_all_who_wait_for_it() -> None:
+    async def scene(stage: VirtualStage) -> None:
+        ask = stage.port.ask
+        await asyncio.gather(*[ask(WORKER, Compute(seconds=60.0), HOUR_S, unless_at_work=True) for _ in range(90)])
+
+    assert looks_in(scene) == 1
 
 
 def test_for_one_that_waits_no_more_nobody_looks() -> None:
-    looks: list[Event] = []
+    async def scene(stage: VirtualStage) -> None:
+        work = Compute(seconds=24 * HOUR_S)
+        ask = asyncio.ensure_future(stage.port.ask(WORKER, work, HOUR_S, unless_at_work=True))
+        await asyncio.sleep(1.5 * HOUR_S)
+        ask.cancel()
+        await asyncio.sleep(3 * HOUR_S)
 
-    async def main() -> None:
-        trace = Trace()
-        trace.listen({("answer", WorkDone): looks.append})
-        async with VirtualStage(seed=0, trace=trace) as stage:
-            await stage.spawn(part())
-            work = Compute(seconds=24 * HOUR_S)
-            ask = asyncio.ensure_future(stage.port.ask(WORKER, work, HOUR_S, unless_at_work=True))
-            await asyncio.sleep(1.5 * HOUR_S)
-            ask.cancel()
-            await asyncio.sleep(3 * HOUR_S)
-
-    run_virtual(main())
-    assert len(looks) == 1
+    assert looks_in(scene) == 1
 
 
 class Pair:
