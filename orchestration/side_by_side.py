@@ -4,7 +4,8 @@ Invariants:
 - results are told of in the order of the items, whichever is done first; the first piece that raises ends the others,
   and what it raised is raised here;
 - no process is left behind, however this ends: by an exception (Ctrl-C is one) they are told to end and waited for,
-  and the kernel kills them when this process dies.
+  and the kernel kills them when this process dies;
+- nor are their temporary files, even of one that was killed: this process deletes them, unless it is killed itself.
 
 Not `concurrent.futures`: processes of its pools share a lock, and one that is ended while it waits for work takes the
 lock with it, so that the others never end.
@@ -15,15 +16,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, cast
 
 from actors.system.orphans import die_with
 from actors.system.virtual_loop import interrupt
+from orchestration.scratch_folder import scratch_folder
 
 LOOK_S = 0.5
 """How long a signal may go unnoticed that comes right before this process begins to wait."""
@@ -74,7 +78,7 @@ def side_by_side[Item, Result](
         for index, item in enumerate(items):
             found(index, work(item, partial(told, index)))
     else:
-        with _processes(jobs, work, items) as pipes:
+        with scratch_folder("greenroom-side-by-side-") as folder, _processes(jobs, work, items, folder) as pipes:
             _hand_out(pipes, len(items), told, found)
     return [results[index] for index in range(len(items))]
 
@@ -118,7 +122,9 @@ def _hand_out(
 
 
 @contextmanager
-def _processes(jobs: int, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[list[Connection[Any, Any]]]:
+def _processes(
+    jobs: int, work: Callable[..., Any], items: Sequence[Any], scratch: Path
+) -> Iterator[list[Connection[Any, Any]]]:
     """The pipes of so many processes, which take numbers of items and answer with what comes of them."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads (displays have one) may hang
     processes, pipes = [], []
@@ -126,7 +132,7 @@ def _processes(jobs: int, work: Callable[..., Any], items: Sequence[Any]) -> Ite
         for _ in range(jobs):
             here, there = context.Pipe()
             pipes.append(here)
-            process = context.Process(target=_serve, args=(there, work, items, os.getpid()), daemon=True)
+            process = context.Process(target=_serve, args=(there, work, items, os.getpid(), scratch), daemon=True)
             with _deaf_to_interrupts():
                 process.start()
             processes.append(process)
@@ -160,9 +166,10 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _serve[Item, Result](
-    pipe: Connection[Any, Any], work: Callable[[Item, Told], Result], items: Sequence[Item], parent: int
+    pipe: Connection[Any, Any], work: Callable[[Item, Told], Result], items: Sequence[Item], parent: int, scratch: Path
 ) -> None:
     die_with(parent)
+    tempfile.tempdir = str(scratch)
     signal.signal(signal.SIGTERM, _end)
 
     def told(share: float) -> None:

@@ -6,7 +6,6 @@ a simulated step come about as those of a real one do.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from orchestration.cast import enter
 from orchestration.engine_series import EngineSeries, EngineWatch
 from orchestration.invariants import Invariants
 from orchestration.recipe import Recipe, RecipeError
+from orchestration.scratch_folder import scratch_folder
 from orchestration.simulated_cast import simulated_cast
 from policies.balancing import BalancerOptions, most_promised
 from policies.curriculum import ProblemOptions
@@ -155,8 +155,8 @@ class _Run:
     def result(self) -> Rehearsal:
         began = time.process_time()
         # Made and removed out here: a run that is interrupted has no virtual time left to clean up in.
-        with tempfile.TemporaryDirectory(prefix="greenroom-simulation-") as folder:
-            figures = run_virtual(self._play(Path(folder)), explore=self._setting.explore)
+        with scratch_folder("greenroom-simulation-") as folder:
+            figures = run_virtual(self._play(folder), explore=self._setting.explore)
         return Rehearsal(
             strategy=self._setting.balancer.strategy,
             figures=figures,

@@ -32,7 +32,7 @@ def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, str
         text=True,
     )
     try:
-        while not list(tmp_path.glob("greenroom-simulation-*/archive/*")):
+        while not list(tmp_path.rglob("greenroom-simulation-*/archive/*")):
             assert process.poll() is None, f"it ended early: {process.communicate()[1]}"
             time.sleep(0.05)
         process.send_signal(number)
@@ -40,4 +40,4 @@ def test_a_simulation_that_is_ended_leaves_no_folder(number: signal.Signals, str
     finally:
         process.kill()
     assert process.returncode == 130 and said.strip() == "interrupted"
-    assert not list(tmp_path.glob("greenroom-simulation-*"))
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def fails_at_one(item: int, told: Told) -> None:
     if item == 1:
         raise ValueError("item 1")
     time.sleep(200)
+
+
+def is_killed_beside_its_file(item: int, told: Told) -> None:
+    os.close(tempfile.mkstemp()[0])
+    is_killed(item, told)
 
 
 def is_killed(item: int, told: Told) -> None:
@@ -75,6 +81,13 @@ def test_a_process_that_is_killed_is_told_of() -> None:
     with pytest.raises(WorkerLost, match="--jobs"):
         side_by_side(is_killed, [1, 2], jobs=2)
     assert not multiprocessing.active_children()
+
+
+def test_what_a_killed_process_kept_for_a_while_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(WorkerLost):
+        side_by_side(is_killed_beside_its_file, [1, 2], jobs=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_ends_before_it_hears_of_its_work_is_told_of(tmp_path: Path) -> None:
