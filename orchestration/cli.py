@@ -42,6 +42,7 @@ from orchestration.terminal import (
     ending_cleanly,
     have_standard_streams,
     literal,
+    progress_stream,
     run_interruptibly,
     told,
 )
@@ -135,7 +136,10 @@ def train(
         return
     try:
         with held(folder):
-            summary = run_interruptibly(run_training(loaded, folder, resumed=resumed is not None, kill_at=kill_at))
+            work = run_training(
+                loaded, folder, resumed=resumed is not None, kill_at=kill_at, shown_on=progress_stream(as_json)
+            )
+            summary = run_interruptibly(work)
     except (ActorError, ActorStartFailed, OSError) as failure:
         # A `CannotGoOn` is a sentence; any other text may end with the traceback from an actor's process.
         console.print(f"[bold red]the run failed:[/] {literal(str(failure).strip())}", soft_wrap=True)

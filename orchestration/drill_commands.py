@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -17,7 +17,16 @@ from orchestration.recipe import Recipe, RecipeError
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import held
 from orchestration.side_by_side import WorkerLost, usable_cores
-from orchestration.terminal import AsJson, Jobs, console, ending_cleanly, literal, run_interruptibly, told
+from orchestration.terminal import (
+    AsJson,
+    Jobs,
+    console,
+    ending_cleanly,
+    literal,
+    progress_stream,
+    run_interruptibly,
+    told,
+)
 
 if TYPE_CHECKING:
     from actors.system.actor_faults import ActorFaultPlan
@@ -63,7 +72,7 @@ def drill(
     if virtual:
         _drill_virtually(recipe, overrides, given, seeds, first, jobs or usable_cores(), as_json)
     loaded = load_recipe(recipe, overrides)
-    report = _drill_on_ray(loaded, given or _drawn(loaded, seed, until), seed, runs)
+    report = _drill_on_ray(loaded, given or _drawn(loaded, seed, until), seed, runs, progress_stream(as_json))
     if as_json:
         print(json.dumps(asdict(report) | {"passed": report.passed}))
     else:
@@ -83,7 +92,7 @@ def _drawn(recipe: Recipe, seed: int, until: float) -> ActorFaultPlan:
     return ActorFaultPlan.draw(seed, actors=names, until=until, kinds=kinds)
 
 
-def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -> DrillReport:
+def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path, shown_on: TextIO) -> DrillReport:
     from orchestration.preflight import check
     from orchestration.ray_drill import RayDrill
     from orchestration.strikes import check_plan
@@ -100,7 +109,7 @@ def _drill_on_ray(recipe: Recipe, plan: ActorFaultPlan, seed: int, runs: Path) -
     with held(folder):
         summary: dict[str, Any] = {}
         try:
-            summary = run_interruptibly(run_training(recipe, folder, beside=exercise.beside))
+            summary = run_interruptibly(run_training(recipe, folder, beside=exercise.beside, shown_on=shown_on))
         except (ActorError, ActorStartFailed, OSError) as failure:
             console.print(f"[bold red]the run failed:[/] {literal(str(failure).strip())}", soft_wrap=True)
             path = folder / "summary.json"

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -17,10 +17,15 @@ from rich.markup import escape
 
 console = Console(stderr=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON, and nothing else on standard output.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="How many simulations run at once; by default as many as there are cores.")
 ]
+
+
+def progress_stream(as_json: bool) -> TextIO:
+    """Where a command shows progress that is its output, too: standard output, unless that is for figures alone."""
+    return sys.stderr if as_json else sys.stdout
 
 
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from actors.storage.disk import writing
 from orchestration.metrics import METRICS_FILE, AllMetrics, JsonlMetrics, TensorBoardMetrics
@@ -21,8 +21,11 @@ async def run_training(
     resumed: bool = False,
     kill_at: str | None = None,
     beside: Beside | None = None,
+    shown_on: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Train in `folder`, which the caller holds, with all of the recipe's sinks; shows progress, returns the summary.
+    """Train in `folder`, which the caller holds, with all of the recipe's sinks; returns the summary.
+
+    Progress is shown on `shown_on`, or on standard output.
 
     Raises what ended the run early.
     """
@@ -34,7 +37,7 @@ async def run_training(
             TensorBoardMetrics(folder / "tensorboard", steps),
             *further_sinks(recipe, folder),
         )
-    with Progress() as progress:
+    with Progress(shown_on) as progress:
         progress.note(f"run folder: {folder}")
         summary = await Training(recipe, folder, progress, sink, beginning, kill_at, beside).run()
         RunTable(summary["stages"]).show(progress)

@@ -28,14 +28,23 @@ class Options(BaseModel):
     @classmethod
     def _numbers_are_numbers(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         made = handler(data)
-        for name, value in made if isinstance(data, dict) else ():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if isinstance(data.get(name), bool):
-                raise ValueError(f"{name} = {data[name]}, but it is a number; give one")
-            if isinstance(value, int) and value.bit_length() >= INTEGER_BITS:
-                raise ValueError(f"{name} = {value} has more than {INTEGER_BITS} bits; give a smaller number")
+        _check_numbers(data, made)
         return made
+
+
+def _check_numbers(data: Any, made: BaseModel, table: str = "") -> None:
+    """Raise `ValueError` for a number in `data` that is none, or too big. Tables in it that are options of the sandbox
+    (env/ has no such base) are looked through, too."""
+    for name, value in made if isinstance(data, dict) else ():
+        given = data.get(name)
+        if isinstance(value, BaseModel) and not isinstance(value, Options):
+            _check_numbers(given, value, f"{table}{name}.")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        elif isinstance(given, bool):
+            raise ValueError(f"{table}{name} = {given}, but it is a number; give one")
+        elif isinstance(value, int) and value.bit_length() >= INTEGER_BITS:
+            raise ValueError(f"{table}{name} = {value} has more than {INTEGER_BITS} bits; give a smaller number")
 
 
 class ResamplingOptions(Options):

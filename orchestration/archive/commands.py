@@ -20,12 +20,11 @@ from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.selection import SelectionError, page_of, parse_condition, select
 from orchestration.archive.source import find_archive
-from orchestration.terminal import visible
+from orchestration.terminal import AsJson, visible
 
 app = typer.Typer(no_args_is_help=True, help="Check, export and count stored trajectories.")
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run's folder, or a folder of segments.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(

@@ -92,7 +92,7 @@ def settled(before: tuple[set[str], int, set[str]]) -> tuple[set[str], int, set[
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], tuple]:
     runs = tmp_path_factory.mktemp("runs")
     before = machine_state()
-    done = greenroom(*command(runs))
+    done = greenroom(*command(runs, "--json"))
     assert done.returncode == 0, done.stdout + done.stderr
     return runs / "quickstart", done, settled(before)
 
@@ -122,6 +122,13 @@ def test_the_summary_says_what_was_real_and_how_it_went(run) -> None:
         assert stage["problems"] == 4 and stage["mean_response_tokens"] > 0
     assert summary["tool_calls"] > 0 and summary["sandbox_failures"] == 0
     assert summary["wall_seconds"] > 0 and summary["peak_in_flight"] >= 1
+
+
+@pytest.mark.slow
+def test_figures_stand_alone_on_standard_output_and_progress_is_shown_all_the_same(run) -> None:
+    folder, done, _ = run
+    assert json.loads(done.stdout) == json.loads((folder / "summary.json").read_text())
+    assert "rl-1 begins, 2 steps" in done.stderr and "report.html" in done.stderr
 
 
 @pytest.mark.slow
