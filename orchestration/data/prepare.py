@@ -18,6 +18,7 @@ from orchestration.preflight import usable_chat_format
 from orchestration.recipe import Recipe, Stage
 from orchestration.run_folder import write_whole
 from orchestration.tiny_model import write_tokenizer
+from policies.chat_data import ChatSample, pieces_of
 from policies.chat_format import ChatFormat
 from policies.chat_sets import CHAT_SETS
 from policies.curriculum import ProblemOptions, ProblemStream
@@ -27,8 +28,8 @@ from policies.stages import EvaluationOptions, FineTuningOptions
 from policies.trajectory import Problem
 
 CHECKED = 50
-"""So many chats of a stage are checked for a mask that agrees with the template; all are when the stage begins. And of
-so many problems that are made, whether their prompts fit."""
+"""So many chats of a stage are checked for a mask that agrees with the template, and for their lengths; all are when
+the stage begins. And of so many problems that are made, whether their prompts fit."""
 
 type Tell = Callable[[str], None]
 
@@ -176,12 +177,27 @@ class _Preparation:
         except DataError as error:
             raise DataError(f"stages.{name}.data: {error}") from error
         self._tell(f"{name}: {len(chats.samples)} chats{_left_out(chats.left_out)}")
+        self._check_lengths(name, chats.samples, stage.limits.max_tokens)
         if self._recipe.model.path is not None:
             checked = [shown(sample, self._chat) for sample in chats.samples[:CHECKED]]
             example = marked(checked[0])
             write_whole(path.with_name(f"{name}-example.txt"), example + "\n")
             self._tell(f"{name}: what is learned stands between ⟦ and ⟧:\n{example}")
         write_chats(path, chats.samples)
+
+    def _check_lengths(self, name: str, samples: Sequence[ChatSample], most: int) -> None:
+        """Chats that are too long are left out when the stage begins: a few tell how many, one that fits is enough."""
+
+        def fits(sample: ChatSample) -> bool:
+            return sum(len(piece.ids) for piece in pieces_of(sample, self._chat)) <= most
+
+        limit = f"stages.{name}.limits.max_tokens = {most}"
+        checked, others = samples[:CHECKED], samples[CHECKED:]
+        too_long = sum(not fits(sample) for sample in checked)
+        if too_long == len(checked) and not any(fits(sample) for sample in others):
+            raise DataError(f"{limit}, but all {len(samples)} chats of the stage are longer; raise it")
+        if too_long:
+            self._tell(f"{name}: {too_long} of the first {len(checked)} chats are longer than {limit}")
 
 
 def _prepared(options: ProblemOptions, path: Path) -> ProblemOptions:

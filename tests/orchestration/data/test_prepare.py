@@ -102,3 +102,32 @@ def test_a_set_that_is_nowhere_is_named_by_a_check(tmp_path: Path) -> None:
     missing = f'{{ source = "dataset", dataset = {{ path = "{tmp_path / "none.jsonl"}" }} }}'
     with pytest.raises(DataError, match=r"stages.rl-2.problems.dataset: no file at .*none\.jsonl"):
         check_data(load_recipe(QUICKSTART, [f"stages.rl-2.problems={missing}"]), lambda _: None)
+
+
+SHORT_CHAT = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+LIMIT = "stages.chats.limits.max_tokens = 192"
+LONG_CHAT = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "2"}]
+
+
+def recipe_on_chats(tmp_path: Path, chats: list[list[dict[str, str]]]) -> Recipe:
+    """The quickstart with a first stage that learns from chats of 192 tokens at most."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    stage = f'{{ kind = "fine_tune", steps = 1, limits = {{ max_tokens = 192 }}, data = [{{ path = "{path}" }}] }}'
+    return load_recipe(QUICKSTART, [f"stages.chats={stage}"])
+
+
+def test_chats_that_are_too_long_are_counted_before_the_run(tmp_path: Path) -> None:
+    _, told = prepared(recipe_on_chats(tmp_path, [LONG_CHAT, SHORT_CHAT, LONG_CHAT]), tmp_path)
+    assert told == ["chats: 3 chats", f"chats: 2 of the first 3 chats are longer than {LIMIT}"]
+
+
+def test_one_chat_that_fits_is_looked_for_among_all(tmp_path: Path) -> None:
+    _, told = prepared(recipe_on_chats(tmp_path, [*[LONG_CHAT] * 60, SHORT_CHAT]), tmp_path)
+    assert told[1] == f"chats: 50 of the first 50 chats are longer than {LIMIT}"
+
+
+def test_a_stage_all_of_whose_chats_are_too_long_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_on_chats(tmp_path, [LONG_CHAT] * 60)
+    with pytest.raises(DataError, match=f"{LIMIT}, but all 60 chats of the stage are longer; raise it"):
+        check_data(recipe, lambda _: None)
