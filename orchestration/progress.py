@@ -141,7 +141,7 @@ class Progress:
         self._stage_begin = self._now()
         self._last_line = float("-inf")
         if self._live is None:
-            steps = f", {total_steps} steps" if total_steps else ""
+            steps = f", {total_steps} step{'s' if total_steps > 1 else ''}" if total_steps else ""
             self._line(f"{name} goes on after step {done} of {total_steps}" if done else f"{name} begins{steps}")
 
     def update(self, step: int, **figures: Any) -> None:
