@@ -264,9 +264,12 @@ def usable_chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
         raise RecipeError(str(error)) from error
 
 
-def told_of_tools(chat: ChatFormat, tools: Sequence[ToolName]) -> bool:
-    """Whether a prompt lists the tools; many chat templates ignore them, and then the model can't know of them."""
-    return not tools or chat.prompt("?", tools) != chat.prompt("?", ())
+def untold_of_tools(model: Path, chat: ChatFormat, tools: Sequence[ToolName]) -> str:
+    """A warning if no prompt lists the tools, else nothing; many chat templates ignore them, and then the model knows
+    of them only if it was trained so."""
+    if not tools or chat.prompt("?", tools) != chat.prompt("?", ()):
+        return ""
+    return f"the chat template in {model} does not list tools: the model is not told of any"
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape:
