@@ -10,6 +10,7 @@ from orchestration.data.rows import DataError
 from orchestration.recipe import ModelSettings, Recipe
 from orchestration.recipe_loading import load_recipe
 from orchestration.tiny_model import write_tokenizer
+from policies.chat_format import TemplateUnusable
 from tests.orchestration.test_recipe import QUICKSTART
 
 LONG = "How much is 12 + 34" + " + 56" * 200 + "?"
@@ -106,6 +107,19 @@ def test_a_model_whose_template_hides_its_tools_is_told_of_once(tmp_path: Path) 
     ]
     assert prepared(on_disk.model_copy(update={"tools": ()}), tmp_path)[1] == []
     assert prepared(recipe, tmp_path)[1] == [], "one from scratch learns of them in SFT"
+
+
+def test_a_model_whose_template_hides_what_tools_return_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    model = tmp_path / "deaf"
+    write_tokenizer(model, 256)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(
+        template.replace("in messages -", "in messages if message.role != 'tool' -")
+    )
+    recipe = load_recipe(QUICKSTART).model_copy(update={"model": ModelSettings(path=model)})
+    with pytest.raises(TemplateUnusable, match="drops a tool's result"):
+        prepare_data(recipe, model, tmp_path / "data", lambda _: None)
+    prepare_data(recipe.model_copy(update={"tools": ()}), model, tmp_path / "data", lambda _: None)
 
 
 def test_a_set_that_is_nowhere_is_named_by_a_check(tmp_path: Path) -> None:
