@@ -26,7 +26,7 @@ from env.session_jails import JailRooms
 from env.session_room import Rooms
 from env.session_zygotes import ZygoteRooms
 from env.sessions import SessionOptions, Sessions
-from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Cell, Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, TOOLS, Cell, Limits, ToolCall, ToolResult
 from env.zygotes import RECYCLE_AFTER, Zygotes
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,8 @@ def _at_most(asked: Limits, most: Limits) -> Limits:
 
 def _what_is_wrong(call: ToolCall) -> str:
     """Why a call is none; empty if it is one."""
-    if call.tool not in (PYTHON_TOOL, JUPYTER_TOOL):
-        return f"There is no tool {call.tool!r}; the tools are {PYTHON_TOOL!r} and {JUPYTER_TOOL!r}."
+    if call.tool not in TOOLS:
+        return f"There is no tool {call.tool!r}; the tools are {' and '.join(map(repr, TOOLS))}."
     if call.tool == JUPYTER_TOOL and not call.session:
         return f"A call of {JUPYTER_TOOL!r} needs a session."
     if call.tool == JUPYTER_TOOL and call.input:

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,7 @@ PYTHON_TOOL = "python_code_with_standard_io"
 JUPYTER_TOOL = "jupyter_code"
 """A cell of a session, whose names persist from cell to cell; argument `code`."""
 ToolName = Literal["python_code_with_standard_io", "jupyter_code"]
+TOOLS: tuple[ToolName, ...] = get_args(ToolName)
 
 Status = Literal[
     "success",  # exit code 0

@@ -250,12 +250,16 @@ def longest_sequence(model: Path) -> int:
 def usable_chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
     """How a model's tokenizer writes dialogues. Raises `RecipeError` if it can't at all, `TemplateUnusable` if its chat
     template can't continue one."""
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
         return load_chat_format(str(model), prompt)
     except TemplateUnusable:
         raise
+    except TemplateSyntaxError as error:
+        raise TemplateUnusable(
+            f"the chat template in {model} is no valid Jinja: line {error.lineno}: {error}; mend it"
+        ) from error
     except TemplateError as error:
         raise TemplateUnusable(
             f"the chat template in {model} refuses an answer after a tool's result: {error}; use one that renders it"
@@ -264,9 +268,18 @@ def usable_chat_format(model: Path, prompt: PromptOptions) -> ChatFormat:
         raise RecipeError(str(error)) from error
 
 
-def told_of_tools(chat: ChatFormat, tools: Sequence[ToolName]) -> bool:
-    """Whether a prompt lists the tools; many chat templates ignore them, and then the model can't know of them."""
-    return not tools or chat.prompt("?", tools) != chat.prompt("?", ())
+def untold_of_tools(model: Path, chat: ChatFormat, tools: Sequence[ToolName]) -> str:
+    """A warning if no prompt lists the tools, else nothing; many chat templates ignore them, and then the model knows
+    of them only if it was trained so.
+
+    Raises `TemplateUnusable` if there are tools, and the template drops their results.
+    """
+    if not tools:
+        return ""
+    chat.check_results()
+    if chat.prompt("?", tools) != chat.prompt("?", ()):
+        return ""
+    return f"the chat template in {model} does not list tools: the model is not told of any"
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape:

@@ -2,7 +2,7 @@
 
 Invariants, beside those of `MetricsSink`:
 - a sink that can't be had is refused before the run starts;
-- none of them can end a run: figures are in `metrics.jsonl`, which comes first.
+- none of them can end a run, whatever it raises once it is made: figures are in `metrics.jsonl`, which comes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,33 @@ def further_sinks(recipe: Recipe, folder: Path) -> list[MetricsSink]:
         sinks.append(PrometheusMetrics(settings.prometheus_port, settings.prometheus_address))
     if settings.wandb:
         sinks.append(WandbMetrics(folder, recipe.name, recipe.model_dump(mode="json")))
-    return sinks
+    return [Harmless(sink) for sink in sinks]
+
+
+class Harmless:
+    """A sink whose failures are warnings in the log."""
+
+    def __init__(self, sink: MetricsSink) -> None:
+        self.sink = sink
+
+    def write(self, kind: Kind, stage: str, step: int, **figures: Any) -> None:
+        with self._failing(f"took no figures of {kind} {step} of {stage}"):
+            self.sink.write(kind, stage, step, **figures)
+
+    def rewind(self, progress: RunProgress) -> None:
+        with self._failing("could not go back"):
+            self.sink.rewind(progress)
+
+    def close(self) -> None:
+        with self._failing("could not be closed"):
+            self.sink.close()
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a boundary: other people's libraries, and sinks of one's own
+            log.warning("%s %s: %s: %s", type(self.sink).__name__, what, type(error).__name__, error)
 
 
 class WandbMetrics:

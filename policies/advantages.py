@@ -36,9 +36,13 @@ def group_advantages(rewards: Sequence[float], rule: AdvantageRule = "standardis
         return [0.0] * len(rewards)
     size = len(rewards)
     mean = math.fsum(rewards) / size
-    if rule == "standardised":
-        deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / size)
-        return [(reward - mean) / (deviation + STABILISER) for reward in rewards]
-    # r - (sum - r) / (size - 1) = (r - mean) * size / (size - 1)
-    scale = size / (size - 1) if rule == "leave_one_out" else 1.0
-    return [(reward - mean) * scale for reward in rewards]
+    centred = [reward - mean for reward in rewards]
+    match rule:
+        case "standardised":
+            deviation = math.sqrt(math.fsum(value**2 for value in centred) / size)
+            return [value / (deviation + STABILISER) for value in centred]
+        case "centred":
+            return centred
+        case "leave_one_out":
+            # r - (sum - r) / (size - 1) = (r - mean) * size / (size - 1)
+            return [value * (size / (size - 1)) for value in centred]

@@ -13,11 +13,9 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
-from typing import Literal
+from string import Formatter
 
 from policies.trajectory import Problem
-
-Level = Literal[1, 2]
 
 
 def is_held_out(number: int) -> bool:
@@ -28,22 +26,43 @@ def is_held_out(number: int) -> bool:
     return int(str(number)[:3]) % 9 == 4
 
 
+def _is_evaluated(expression: str) -> bool:
+    """Whether it is of whole numbers, brackets and the operators that make whole numbers of them."""
+    return set(expression) <= set("0123456789+-*/%() ") and "/" not in expression.replace("//", "")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """One kind of problem. Texts and expressions are format strings over the operands a, b, c."""
+    """One kind of problem. Texts and expressions are format strings over the operands a, b, c.
+
+    Raises `ValueError` for an operand without digits, and for an expression that `evaluate` does not take.
+    """
 
     name: str
-    level: Level
-    """1: two operands, 2: three operands or larger results."""
+    level: int
+    """What stages choose by. 1: two operands, 2: three operands or larger results."""
     digits: dict[str, int]
     """Operand -> how many digits it has."""
     wording: str
     expression: str
-    """Python for the right answer."""
+    """Python for the right answer, a whole number: operands, whole numbers, brackets and `+ - * // % **`."""
     mistaken: str
     """Python for the answer that a sloppy solver gives."""
     mistaken_share: float
     """How often demonstrations make that mistake."""
+
+    def __post_init__(self) -> None:
+        for text in (self.wording, self.expression, self.mistaken):
+            unknown = {field for _, field, _, _ in Formatter().parse(text) if field is not None} - self.digits.keys()
+            if unknown:
+                raise ValueError(f"family {self.name!r}: {text!r} has {sorted(unknown)}, whose `digits` are not given")
+        for text in (self.expression, self.mistaken):
+            example = text.format(**dict.fromkeys(self.digits, 1))
+            if not _is_evaluated(example):
+                raise ValueError(
+                    f"family {self.name!r}: {text!r} is more than operands, whole numbers, brackets and + - * // % **; "
+                    "write it with these, or make the problems beforehand and train on the file (docs/extending.md)"
+                )
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -122,6 +141,10 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+LEVELS = tuple(sorted({family.level for family in FAMILIES}))
+assert len({family.name for family in FAMILIES}) == len(FAMILIES), "two families have one name"
+
+
 @dataclass(frozen=True, slots=True)
 class Posed:
     """A problem together with how it is solved, rightly and sloppily (demonstrations need both)."""
@@ -139,12 +162,10 @@ def make_problem(seed: int, index: int, *, levels: tuple[int, ...], held_out: bo
         levels: levels to draw families from.
         held_out: whether it is for evaluation (held-out operands only) or for training (none of them).
 
-    Raises `ValueError` if no family has one of `levels`.
+    Raises `ValueError` if one of `levels` has no family.
     """
+    check_levels(levels)
     families = [family for family in FAMILIES if family.level in levels]
-    if not families:
-        known = sorted({family.level for family in FAMILIES})
-        raise ValueError(f"no family of arithmetic problems has a level in {list(levels)}; levels are {known}")
     name = f"{seed}/{'evaluation' if held_out else 'training'}/{','.join(map(str, levels))}/{index}"
     rng = random.Random(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
     family = rng.choice(families)
@@ -159,9 +180,16 @@ def make_problem(seed: int, index: int, *, levels: tuple[int, ...], held_out: bo
     )
 
 
+def check_levels(levels: tuple[int, ...]) -> None:
+    """Raise `ValueError` if one of `levels` has no family."""
+    for level in levels:
+        if level not in LEVELS:
+            raise ValueError(f"no family of arithmetic problems has level {level}; levels are {list(LEVELS)}")
+
+
 def evaluate(expression: str) -> int:
     """The value of an expression made here (digits, operators and brackets, nothing else)."""
-    assert set(expression) <= set("0123456789+-*/%() "), f"not one of our expressions: {expression!r}"
+    assert _is_evaluated(expression), f"not one of our expressions: {expression!r}"
     return eval(expression)
 
 

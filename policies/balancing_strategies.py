@@ -1,14 +1,15 @@
 """The strategies that need no prediction, and `make_strategy`.
 
 Invariants, beside those of `policies.balancing`:
-- `worst_case` and `oversubscribed` never promise more than their budget;
 - all of these serve first come, first served; ties go to the generator chosen least recently, so that a burst spreads
   instead of herding.
 """
 
 from __future__ import annotations
 
-from policies.balancing import BalancerOptions, Capacity, Lease, Strategy, Wish, reserve_for
+from typing import get_args
+
+from policies.balancing import BalancerOptions, Capacity, Lease, Strategy, StrategyName, Wish, reserve_for
 from policies.lease_books import GeneratorBooks, LeaseBooks
 from policies.predictive_balancing import Predictive
 
@@ -41,11 +42,6 @@ class WorstCase(LeaseBooks):
             if self.reserve_of(wish, books.capacity) <= books.free:
                 return books
         return None
-
-    def grant(self, wish: Wish, books: GeneratorBooks) -> Lease:
-        lease = super().grant(wish, books)
-        assert books.free >= 0, f"{books.name} has promised more KV than it may"
-        return lease
 
 
 class Oversubscribed(WorstCase):
@@ -149,7 +145,7 @@ class Static(StaticAsync):
         return tuple(begin)
 
 
-_STRATEGIES: dict[str, type[LeaseBooks]] = {
+_STRATEGIES: dict[StrategyName, type[LeaseBooks]] = {
     "static": Static,
     "static_async": StaticAsync,
     "round_robin": RoundRobin,
@@ -158,6 +154,7 @@ _STRATEGIES: dict[str, type[LeaseBooks]] = {
     "oversubscribed": Oversubscribed,
     "predictive": Predictive,
 }
+assert _STRATEGIES.keys() == set(get_args(StrategyName)), "StrategyName and _STRATEGIES must name the same strategies"
 
 
 def make_strategy(options: BalancerOptions, epoch: int = 0) -> Strategy:

@@ -28,6 +28,8 @@ QUESTION_PROMPT = (
 )
 
 _MARKER = "\u2063greenroom-marker\u2063"
+_RESULT = "greenroom-result"
+"""In a tool's place; without a character that a template that makes JSON of results would escape."""
 
 
 class Piece(NamedTuple):
@@ -52,7 +54,8 @@ class ChatFormat:
         instructions: whether the system and question prompts are used; without, the bare question is the prompt.
         opening: text put after the generation prompt, such as `<reason>`.
 
-    Raises `TemplateUnusable` if the template drops assistant or tool messages.
+    Raises `TemplateUnusable` if the template drops assistant messages. Whether it drops tools' results matters only
+    where there are some (`check_results`).
     """
 
     def __init__(
@@ -89,6 +92,14 @@ class ChatFormat:
     def tool_turn(self, results: Sequence[str]) -> list[int]:
         """Ids to append after a model turn that made calls: the results, and the start of the next model turn."""
         return self._encode(self._following([{"role": "tool", "content": text} for text in results]))
+
+    def check_results(self) -> None:
+        """Raise `TemplateUnusable` if what tools return never gets to the model."""
+        if _RESULT not in self._following([{"role": "tool", "content": _RESULT}]):
+            raise TemplateUnusable(
+                "the chat template drops a tool's result, or does not end the assistant message before it with "
+                f"{self.end_of_turn!r}; use one that renders both, or name the right end of turn"
+            )
 
     def user_turn(self, text: str, results: Sequence[str] = ()) -> list[int]:
         """Ids to append after a model turn that a user answers, and the start of the next model turn.

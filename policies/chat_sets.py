@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -316,3 +316,4 @@ CHAT_SETS: dict[ChatFormatName, ChatSet] = {
     "llama-nemotron": ChatSet("nvidia/Llama-Nemotron-Post-Training-Dataset", ("input", "output"), _nemotron),
     "gsm8k-traces": ChatSet("openai/gsm8k", ("question", "answer"), _gsm8k),
 }
+assert CHAT_SETS.keys() == set(get_args(ChatFormatName)), "ChatFormatName and CHAT_SETS must name the same forms"

@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from policies.arithmetic import Level, Posed, make_problem
+from policies.arithmetic import Posed, check_levels, make_problem
 from policies.data_options import DatasetOptions
 from policies.options import Options
 from policies.trajectory import Problem
@@ -23,10 +23,16 @@ class ProblemOptions(Options):
 
     source: Literal["arithmetic", "dataset"] = "arithmetic"
     """`arithmetic`: made from a seed by `policies.arithmetic`. `dataset`: those of `dataset`."""
-    levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (1, 2)
-    """Of arithmetic problems."""
+    levels: Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(min_length=1)] = (1, 2)
+    """Of arithmetic problems: families of `policies.arithmetic`, by their level."""
     dataset: DatasetOptions | None = None
     seed: int = 0
+
+    @field_validator("levels")
+    @classmethod
+    def _levels_have_families(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
+        check_levels(levels)
+        return levels
 
     @model_validator(mode="after")
     def _names_its_data(self) -> ProblemOptions:

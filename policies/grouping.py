@@ -20,6 +20,7 @@ from policies.advantages import carries_signal, group_advantages
 from policies.batch import TrainingSequence, sequence_from_trajectory
 from policies.options import MaskingOptions
 from policies.resampling import penalty, resample
+from policies.rewards import rewards_of
 from policies.stages import ReinforcementOptions
 from policies.trajectory import Trajectory
 
@@ -60,6 +61,8 @@ class LearningBatch:
     """Of the rollouts kept in groups whose rewards differ, those that are not learned from."""
     void: int = 0
     """Rollouts that the sandbox failed."""
+    rewards: list[float] = field(default_factory=list)
+    """Of all rollouts that are not void, before resampling."""
     positive_calls: int = 0
     """Tool calls of the correct rollouts that resampling kept."""
     positive_errors: int = 0
@@ -76,6 +79,7 @@ class LearningBatch:
             "kept_rollouts": float(self.kept),
             "masked_rollouts": float(self.masked),
             "learned_rollouts": float(len(self.sequences)),
+            "learned_reward_mean": sum(self.rewards) / len(self.rewards) if self.rewards else None,
             "tool_error_share_in_kept_positives": (
                 self.positive_errors / self.positive_calls if self.positive_calls else None
             ),
@@ -112,13 +116,7 @@ class StepRounds:
     def add(self, groups: Sequence[Sequence[Trajectory]]) -> None:
         """Take in a round: finished rollouts, by group."""
         trajectories = [trajectory for group in groups for trajectory in group]
-        match self._options.rewards:
-            case "shuffled":
-                rewards = shuffled_rewards(trajectories, self._rng)
-            case "random":
-                rewards = random_rewards(trajectories, self._rng)
-            case "verdict":
-                rewards = {trajectory.id: trajectory.reward for trajectory in trajectories}
+        rewards = rewards_of(self._options.rewards, trajectories, self._rng)
         add_groups(self.batch, groups, rewards, self._options, self._rng)
         self.count += 1
 
@@ -144,6 +142,7 @@ def add_groups(
         if not valid:
             continue
         valid_rewards = [rewards[trajectory.id] for trajectory in valid]
+        batch.rewards += valid_rewards
         penalties = [penalty(trajectory) for trajectory in valid]
         indices = resample(valid_rewards, penalties, options.group, options.resampling, rng).indices
         _add_group(batch, [valid[index] for index in indices], [valid_rewards[index] for index in indices], options)
@@ -181,15 +180,3 @@ def _add_group(
 def is_masked(trajectory: Trajectory, masking: MaskingOptions) -> bool:
     """Whether nothing of this rollout is learned."""
     return (masking.void_turns and trajectory.has_void_turn) or (masking.overlong and trajectory.truncated)
-
-
-def shuffled_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> dict[str, float]:
-    """The control experiment: a round's rewards, dealt out to its rollouts at random."""
-    values = [trajectory.reward for trajectory in trajectories]
-    rng.shuffle(values)
-    return {trajectory.id: value for trajectory, value in zip(trajectories, values, strict=True)}
-
-
-def random_rewards(trajectories: Sequence[Trajectory], rng: random.Random) -> dict[str, float]:
-    """The other control experiment: 0 or 1 with equal chances, for each rollout."""
-    return {trajectory.id: float(rng.random() < 0.5) for trajectory in trajectories}

@@ -1,7 +1,7 @@
 """The books that every strategy keeps: generators, leases, and who waits.
 
 Invariants:
-- a generator's `promised` is the sum of the reserves of its leases;
+- a generator's `promised` is the sum of the reserves of its leases, and never more than its budget;
 - leases of a generator that left are gone, and only those;
 - a rollout waits or holds a lease, never both.
 """
@@ -209,6 +209,10 @@ class LeaseBooks:
             wants_progress=self.wants_progress,
         )
         books.promised += reserve
+        assert reserve >= 0, (
+            f"{wish.rollout} is promised {reserve} tokens of KV; a strategy's `reserve_of` is at least 0"
+        )
+        assert books.free >= 0, f"{books.name} has promised more KV than it may; a strategy's `choose` sees to that"
         books.leases[wish.rollout] = self._leases[wish.rollout] = lease
         self.rank_anew(books.name)
         return lease

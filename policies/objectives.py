@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from policies.diagnostics import Diagnostics, diagnose
-from policies.options import Denominator, ObjectiveOptions
+from policies.options import Denominator, ImportanceLevel, ObjectiveOptions, Ratio
 
 LARGEST_LOG_RATIO = 20.0
 """Beyond it (a factor of 5e8) two log-probabilities of one token are a fault, not a lesson: no gradient follows."""
@@ -49,23 +49,27 @@ def token_weights(
     Raises `ValueError` for `constant` without `constant_tokens`.
     """
     sequences = sum(count > 0 for count in learned_tokens)
-    if denominator == "batch_tokens":
-        total = sum(learned_tokens)
-        return [1.0 / total if count else 0.0 for count in learned_tokens]
-    if denominator == "sequences":
-        return [1.0 / (sequences * count) if count else 0.0 for count in learned_tokens]
-    if denominator == "constant":
-        if constant_tokens is None:
-            raise ValueError("denominator is 'constant', but constant_tokens is not set; give the tokens to divide by")
-        return [1.0 / (sequences * constant_tokens) if count else 0.0 for count in learned_tokens]
-    totals: Counter[int] = Counter()
-    for group, count in zip(groups, learned_tokens, strict=True):
-        totals[group] += count
-    taking_part = sum(total > 0 for total in totals.values())
-    return [
-        1.0 / (taking_part * totals[group]) if count else 0.0
-        for group, count in zip(groups, learned_tokens, strict=True)
-    ]
+    match denominator:
+        case "batch_tokens":
+            total = sum(learned_tokens)
+            return [1.0 / total if count else 0.0 for count in learned_tokens]
+        case "sequences":
+            return [1.0 / (sequences * count) if count else 0.0 for count in learned_tokens]
+        case "constant":
+            if constant_tokens is None:
+                raise ValueError(
+                    "denominator is 'constant', but constant_tokens is not set; give the tokens to divide by"
+                )
+            return [1.0 / (sequences * constant_tokens) if count else 0.0 for count in learned_tokens]
+        case "group_tokens":
+            totals: Counter[int] = Counter()
+            for group, count in zip(groups, learned_tokens, strict=True):
+                totals[group] += count
+            taking_part = sum(total > 0 for total in totals.values())
+            return [
+                1.0 / (taking_part * totals[group]) if count else 0.0
+                for group, count in zip(groups, learned_tokens, strict=True)
+            ]
 
 
 def weighted_sum(token_losses: Tensor, weights: Tensor) -> Tensor:
@@ -115,8 +119,8 @@ def policy_losses(
     if options.corrects_mismatch:
         old = logprobs.detach() if sampled.old_logprobs is None else sampled.old_logprobs
         importance = _level(_bounded(old - sampled.engine_logprobs), sampled.owners, options.importance_level).exp()
-    level = "geometric" if options.ratio == "sequence" else "token"
-    ratio = _level(_bounded(logprobs - old), sampled.owners, level).exp()
+    levels: dict[Ratio, ImportanceLevel] = {"token": "token", "sequence": "geometric"}
+    ratio = _level(_bounded(logprobs - old), sampled.owners, levels[options.ratio]).exp()
     losses = _surrogate(logprobs, ratio, sampled.advantages, options)
     if importance is not None:
         losses = losses * _importance_weights(importance, options)
@@ -150,22 +154,27 @@ def _bounded(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
-def _level(log_ratio: Tensor, owners: Tensor, level: str) -> Tensor:
+def _level(log_ratio: Tensor, owners: Tensor, level: ImportanceLevel) -> Tensor:
     """Log-ratios `[n]` of tokens, or of what each token's sequence has as a whole: product or geometric mean."""
     if level == "token" or not len(log_ratio):
         return log_ratio
     size = int(owners.max()) + 1
     sums = log_ratio.new_zeros(size).index_add(0, owners, log_ratio)
-    if level == "geometric":
-        sums = sums / torch.bincount(owners, minlength=size).clamp(min=1)
-    return _bounded(sums).index_select(0, owners)
+    match level:
+        case "sequence":
+            return _bounded(sums).index_select(0, owners)
+        case "geometric":
+            means = sums / torch.bincount(owners, minlength=size).clamp(min=1)
+            return _bounded(means).index_select(0, owners)
 
 
 def _surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, options: ObjectiveOptions) -> Tensor:
     clipped_ratio = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    if options.surrogate == "clipped_weight":
-        return -(clipped_ratio.detach() * advantages * logprobs)
-    return -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    match options.surrogate:
+        case "pessimistic":
+            return -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+        case "clipped_weight":
+            return -(clipped_ratio.detach() * advantages * logprobs)
 
 
 def _importance_weights(importance: Tensor, options: ObjectiveOptions) -> Tensor:

@@ -6,7 +6,7 @@ otherwise.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
@@ -66,6 +66,8 @@ Bound = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 """From above; `inf` bounds nothing."""
 AdvantageRule = Literal["standardised", "centred", "leave_one_out"]
 Denominator = Literal["batch_tokens", "group_tokens", "sequences", "constant"]
+Ratio = Literal["token", "sequence"]
+ImportanceLevel = Literal["token", "sequence", "geometric"]
 ObjectiveName = Literal["grpo_roc", "grpo", "dr_grpo", "rloo", "gspo", "cispo"]
 
 OBJECTIVES: dict[ObjectiveName, dict[str, Any]] = {
@@ -87,13 +89,14 @@ OBJECTIVES: dict[ObjectiveName, dict[str, Any]] = {
 - `cispo` (MiniMax-M1, arXiv 2506.13585): the clipped ratio is a weight without gradient and no token's gradient is cut
   off. No lower bound, as there; it gives no figure for the upper one.
 """
+assert OBJECTIVES.keys() == set(get_args(ObjectiveName)), "ObjectiveName and OBJECTIVES must name the same objectives"
 
 
 class ObjectiveOptions(Options):
     """The objective, by name or part by part: a part that is given replaces that of the name."""
 
     name: ObjectiveName = "grpo_roc"
-    ratio: Literal["token", "sequence"] = "token"
+    ratio: Ratio = "token"
     """`token`: current over old probability of each token. `sequence`: their geometric mean over a sequence's learned
     tokens, for all of them."""
     surrogate: Literal["pessimistic", "clipped_weight"] = "pessimistic"
@@ -112,7 +115,7 @@ class ObjectiveOptions(Options):
     """Truncated importance sampling between engine and learner log-probabilities: the cap, or off."""
     importance_band: tuple[Annotated[float, Field(ge=0)], Bound] | None = None
     """Masked importance sampling: tokens whose importance weight is outside (low, high) learn nothing."""
-    importance_level: Literal["token", "sequence", "geometric"] = "token"
+    importance_level: ImportanceLevel = "token"
     """Whose weight that is: each token's, the product over its sequence, or the geometric mean over it."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Of the divergence from the weights that the stage began with (GRPO's estimator, k3); 0 is off, as in the paper.

@@ -218,6 +218,7 @@ _SETS = (
     ),
 )
 PROBLEM_SETS: dict[str, ProblemSet] = {each.name: each for each in _SETS}
+assert len(PROBLEM_SETS) == len(_SETS), f"two of _SETS have one name: {sorted(each.name for each in _SETS)}"
 
 
 def problem_set(name: str) -> ProblemSet:

@@ -90,12 +90,19 @@ def resample(
         return Kept(tuple(range(len(rewards))), len(positives), len(negatives))
 
     n_positive, n_negative = _shares(len(positives), len(negatives), keep, options)
-    if options.positives == "sorted":
-        chosen = sorted(positives, key=lambda index: penalties[index])[:n_positive]
-    else:
-        chosen = _weighted_draws(positives, penalties, n_positive, options.epsilon, rng)
+    chosen = _chosen_positives(positives, penalties, n_positive, options, rng)
     chosen += rng.sample(negatives, n_negative)
     return Kept(tuple(sorted(chosen)), n_positive, n_negative)
+
+
+def _chosen_positives(
+    positives: Sequence[int], penalties: Sequence[float], count: int, options: ResamplingOptions, rng: random.Random
+) -> list[int]:
+    match options.positives:
+        case "sorted":
+            return sorted(positives, key=lambda index: penalties[index])[:count]
+        case "weighted":
+            return _weighted_draws(positives, penalties, count, options.epsilon, rng)
 
 
 def _shares(positives: int, negatives: int, keep: int, options: ResamplingOptions) -> tuple[int, int]:

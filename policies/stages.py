@@ -20,6 +20,7 @@ from policies.options import (
     Options,
     ResamplingOptions,
 )
+from policies.rewards import RewardName
 
 ASYNCHRONOUS_CAP = 2.0
 """`objective.importance_cap` of asynchronous stages whose recipe says nothing of it (Yao et al. 2025 use 2)."""
@@ -69,9 +70,10 @@ class ReinforcementOptions(Options):
 
     `resampling.oversampling` times as many are sampled.
     """
-    rewards: Literal["verdict", "shuffled", "random"] = "verdict"
-    """Two control experiments: `shuffled` deals the step's rewards out to its rollouts at random. `random` tosses a
-    coin for each rollout, whatever it says (arXiv 2506.10947); so nearly every group carries signal."""
+    rewards: RewardName = "verdict"
+    """What is learned from, by a rule of `policies.rewards`. `verdict`: 1 for a right answer, else 0. Two control
+    experiments: `shuffled` deals the step's rewards out to its rollouts at random. `random` tosses a coin for each
+    rollout, whatever it says (arXiv 2506.10947); so nearly every group carries signal."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     problems: ProblemOptions = ProblemOptions()
     limits: LimitOptions = LimitOptions()

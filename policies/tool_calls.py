@@ -12,13 +12,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, ToolCall, ToolName, ToolResult
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, TOOLS, Limits, ToolCall, ToolName, ToolResult
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
 
 
 def _schema(name: ToolName, description: str, **arguments: str) -> dict[str, Any]:
+    assert arguments.keys() <= {"code", "input"}, f"{name}: what a sandbox takes of a call are `code` and `input`"
     properties = {argument: {"type": "string", "description": text} for argument, text in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
@@ -39,6 +40,7 @@ SCHEMAS: dict[ToolName, dict[str, Any]] = {
     ),
 }
 """Each tool as chat templates expect it (JSON schema); all of its arguments are required strings."""
+assert SCHEMAS.keys() == set(TOOLS), "ToolName and SCHEMAS must name the same tools"
 
 
 def written_call(name: str, arguments: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from random import Random
 from statistics import NormalDist
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
@@ -108,6 +108,8 @@ def _mean_cut_off(mu: float, sigma: float, room: float) -> float:
     return math.exp(mu + sigma * sigma / 2) * _NORMAL.cdf(z - sigma) + room * (1 - _NORMAL.cdf(z))
 
 
+ProfileName = Literal["rstar2-stage-1", "rstar2-stage-2", "rstar2-stage-3"]
+
 PROFILES: dict[str, WorkloadOptions] = {
     "rstar2-stage-1": WorkloadOptions(longest=8192, response_tokens=4000, cut=0.1, turns=10),
     "rstar2-stage-2": WorkloadOptions(longest=12288, response_tokens=6000, cut=0.1, turns=10),
@@ -115,7 +117,7 @@ PROFILES: dict[str, WorkloadOptions] = {
 }
 """The stages of the paper, as they are at their ends."""
 
-ProfileName = Literal["rstar2-stage-1", "rstar2-stage-2", "rstar2-stage-3"]
+assert PROFILES.keys() == set(get_args(ProfileName)), "ProfileName and PROFILES must name the same workloads"
 
 
 class Workload(Options, Script):

@@ -66,7 +66,7 @@ def chat(
     host_engine_here(log_level="ERROR")
     from actors.engines.engine import EngineFailed
     from orchestration.chat.settings import Asked, settle
-    from orchestration.preflight import told_of_tools
+    from orchestration.preflight import untold_of_tools
     from policies.conversation import MessageTooLong
 
     if as_json and prompt is None:
@@ -84,8 +84,8 @@ def chat(
         opening=opening,
     )
     settings = settle(asked)
-    if settings.recipe is None and not told_of_tools(settings.chat, settings.limits.tools):
-        told_too_little = f"the chat template in {model} does not list tools: the model is not told of any"
+    told_too_little = untold_of_tools(model, settings.chat, settings.limits.tools)
+    if settings.recipe is None and told_too_little:
         console.print(told_too_little, soft_wrap=True, highlight=False, markup=False)
     saves = save_to or Path("runs") / "chats" / _name_of(model)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, ToolResult
+from env.tool_call import TOOLS, Limits, ToolResult
 from orchestration.archive.source import Decode
 from orchestration.archive.terminal import code_view, plain, result_panel
 from orchestration.archive.transcript import GrowingText
@@ -17,7 +17,6 @@ from orchestration.chat.turn_parts import Called, Said, TurnParts, Writing, code
 from policies.tool_calls import CLOSE, OPEN, parse_calls
 from policies.trajectory import Finish
 
-_TOOLS = (PYTHON_TOOL, JUPYTER_TOOL)
 _TOLD: dict[Finish, str] = {
     "length": "no room is left: the turn was cut off by --max-tokens, or the context is full (/reset begins anew)",
     "turns": "that was the last turn by --max-turns; say something and the model goes on",
@@ -93,7 +92,7 @@ class TurnView:
                 case Called(raw):
                     self._close_live()
                     self._new_line()
-                    (request,) = parse_calls(f"{OPEN}{raw}{CLOSE}", "shown", Limits(), _TOOLS, session="shown")
+                    (request,) = parse_calls(f"{OPEN}{raw}{CLOSE}", "shown", Limits(), TOOLS, session="shown")
                     self._console.print(code_view(request.call.code))
 
     def _show_unfinished(self, code: str) -> None:

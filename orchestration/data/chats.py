@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from orchestration.data.rows import DataError, check_columns, read_rows
+from orchestration.data.rows import DataError, check_columns, mapping, read_rows
 from orchestration.run_folder import write_whole
 from policies.chat_data import ChatSample, Shown, pieces_of
 from policies.chat_format import ChatFormat
 from policies.chat_sets import CHAT_SETS
 from policies.data_options import ChatDataOptions
-from policies.problem_sets import RowUnusable
 
 
 @dataclass(slots=True)
@@ -43,10 +42,8 @@ def _converted(options: ChatDataOptions, left_out: Counter[str]) -> Iterator[Cha
         raise DataError(f"chats of the form {options.name!r} have no place of their own; give the path of a file")
     for located in read_rows(source, split=options.split):
         check_columns(located, chosen.columns)
-        try:
+        with mapping(located):
             sample = chosen.convert(located.row)
-        except RowUnusable as error:
-            raise DataError(f"{located.where}: {error}") from error
         if sample is None:
             left_out[f"left out by the rule of {options.name}"] += 1
         else:

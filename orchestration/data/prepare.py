@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from orchestration.data.chats import load_chats, marked, shown, write_chats
 from orchestration.data.problems import Problems, leave_out, load_problems, write_problems
 from orchestration.data.rows import DataError, may_be_on_the_hub
-from orchestration.preflight import usable_chat_format
+from orchestration.preflight import untold_of_tools, usable_chat_format
 from orchestration.recipe import Recipe, Stage
 from orchestration.run_folder import write_whole
 from orchestration.tiny_model import write_tokenizer
@@ -47,6 +47,7 @@ def prepare_data(recipe: Recipe, model: Path, folder: Path, tell: Tell) -> Recip
         RecipeError, TemplateUnusable: the model's chat template can't, or it and the mask do not agree.
     """
     preparation = _Preparation(recipe, model, folder, tell)
+    preparation.tools()
     stages = {name: preparation.stage(name, stage) for name, stage in recipe.stages.items()}
     return recipe.model_copy(update={"stages": stages, "evaluation": preparation.evaluation(recipe.evaluation)})
 
@@ -102,6 +103,13 @@ class _Preparation:
     @cached_property
     def _chat(self) -> ChatFormat:
         return usable_chat_format(self._model, self._recipe.prompt)
+
+    def tools(self) -> None:
+        """Say so if nothing tells the model of its tools. One that is made from scratch learns of them in SFT."""
+        if self._recipe.model.path is None:
+            return
+        if told_too_little := untold_of_tools(self._model, self._chat, self._recipe.tools):
+            self._tell(told_too_little)
 
     def stage(self, name: str, stage: Stage) -> Stage:
         """The stage with prepared files in the place of its sets."""

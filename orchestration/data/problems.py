@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestration.data.rows import DataError, Located, check_columns, read_rows
+from orchestration.data.rows import DataError, Located, check_columns, mapping, read_rows
 from orchestration.run_folder import write_whole
 from policies.data_options import DatasetOptions
 from policies.decontamination import Overlap
-from policies.problem_sets import PROBLEM_SETS, ProblemSet, RowUnusable, as_integer, problem_set
+from policies.problem_sets import PROBLEM_SETS, ProblemSet, as_integer, problem_set
 from policies.trajectory import Problem
 
 
@@ -96,10 +96,8 @@ def _converted(chosen: ProblemSet, source: str, options: DatasetOptions) -> Prob
 
 def _problem(chosen: ProblemSet, located: Located, rng: random.Random) -> Problem | None:
     check_columns(located, chosen.columns)
-    try:
+    with mapping(located):
         return chosen.convert(located.row, rng)
-    except RowUnusable as error:
-        raise DataError(f"{located.where}: {error}") from error
 
 
 def leave_out(found: Problems, reason: str, stays: Callable[[Problem], bool]) -> None:

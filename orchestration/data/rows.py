@@ -9,8 +9,11 @@ import csv
 import difflib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from policies.problem_sets import RowUnusable
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
@@ -64,6 +67,20 @@ def check_columns(located: Located, columns: Sequence[str]) -> None:
         if (match := difflib.get_close_matches(column, there, 1)) is not None
     ]
     raise DataError(f"{located.where}: no column {', '.join(near)}; the columns are {', '.join(there) or 'none'}")
+
+
+@contextmanager
+def mapping(located: Located) -> Iterator[None]:
+    """Around what makes something of a row: says where the row stands that it can't use. Raises `DataError`."""
+    try:
+        yield
+    except RowUnusable as error:
+        raise DataError(f"{located.where}: {error}") from error
+    except KeyError as error:
+        raise DataError(
+            f"{located.where}: the mapping reads {error}, which this row lacks; name it in the set's `columns`, or "
+            "read it with `row.get`"
+        ) from error
 
 
 def _nonempty(rows: Iterator[Located], source: str) -> Iterator[Located]:

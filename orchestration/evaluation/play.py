@@ -14,7 +14,7 @@ from actors.system.actor import ActorError
 from actors.system.stage import ActorStartFailed
 from orchestration.evaluation.answers import Answer, AnswerFile, AnswerKey, Wanted
 from orchestration.evaluation.benchmarks import Benchmark, Settings, Style
-from orchestration.preflight import longest_sequence, told_of_tools
+from orchestration.preflight import longest_sequence, untold_of_tools
 from orchestration.recipe import RecipeError
 from orchestration.terminal import console, run_interruptibly, told
 
@@ -155,8 +155,8 @@ def _locally(
         if manner.trained is not None:
             console.print(f"prompt and tools as in {manner.trained.recipe}", soft_wrap=True, highlight=False)
         chat = load_chat_format(str(model.path), manner.prompt)
-        if manner.trained is None and not told_of_tools(chat, manner.limits(group[0]).tools):
-            told_too_little = f"the chat template in {model.path} does not list tools: the model is not told of any"
+        told_too_little = untold_of_tools(model.path, chat, manner.limits(group[0]).tools)
+        if manner.trained is None and told_too_little:
             console.print(told_too_little, soft_wrap=True, highlight=False, markup=False)
         fitting = prompts_that_fit(group, chat, manner, keep)
         if fitting:

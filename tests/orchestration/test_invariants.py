@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -32,6 +33,7 @@ from orchestration.cast import Cast
 from orchestration.invariants import Violation
 from orchestration.simulated_cast import simulated_cast
 from orchestration.simulation import Rehearsal, Setting, rehearse_twice
+from policies.balancing import StrategyName
 from policies.run_progress import Report, StepFigures
 from policies.trajectory import WeightsVersion
 from tests.orchestration.small_recipe import small_recipe
@@ -55,10 +57,7 @@ def rehearse_with(monkeypatch: pytest.MonkeyPatch, players: dict[str, type[Actor
     return rehearse_twice(Setting(recipe=recipe, stage="rl", steps=steps, balancer=recipe.balancer))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["static", "static_async", "round_robin", "least_sessions", "worst_case", "oversubscribed", "predictive"],
-)
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
 def test_no_invariant_complains_about_any_strategy(strategy: str) -> None:
     recipe = small_recipe(strategy)
     found = rehearse_twice(Setting(recipe=recipe, stage="rl", steps=2, balancer=recipe.balancer))

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from actors.tokenizer import PromptOptions
 from env.zygotes import JAIL_BYTES, LIBRARY_BYTES, MOST_ZYGOTES
 from orchestration import preflight
-from orchestration.preflight import HostUnfit, check, plan
+from orchestration.preflight import HostUnfit, check, plan, usable_chat_format
 from orchestration.recipe_loading import load_recipe
+from orchestration.tiny_model import write_tokenizer
+from policies.chat_format import TemplateUnusable
 from tests.orchestration.test_recipe import QUICKSTART
 
 
@@ -41,6 +44,14 @@ def test_a_run_that_may_not_have_its_threads_is_refused(tmp_path: Path, monkeypa
         check(load_recipe(QUICKSTART), tmp_path)
     monkeypatch.setattr(preflight, "tasks_left", lambda: 100_000)
     assert check(load_recipe(QUICKSTART), tmp_path)
+
+
+def test_a_chat_template_that_is_no_template_is_named_with_its_line(tmp_path: Path):
+    write_tokenizer(tmp_path, 512)
+    with (tmp_path / "chat_template.jinja").open("a") as template:
+        template.write("\n{% if %}")
+    with pytest.raises(TemplateUnusable, match=r"is no valid Jinja: line 2: .*; mend it"):
+        usable_chat_format(tmp_path, PromptOptions())
 
 
 def test_an_ordinary_user_s_limit_counts_with_what_that_user_runs(monkeypatch: pytest.MonkeyPatch):

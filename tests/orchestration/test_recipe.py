@@ -54,7 +54,10 @@ def test_the_quickstart_is_the_papers_recipe_in_miniature() -> None:
         ("stages.rl-2.refresh_reference=false", "stages.rl-2.refresh_reference = false keeps the reference"),
         ("name=../escape", "name = '../escape'"),
         ("model.scratch.heads=3", "must be a multiple of heads=3"),
-        ("stages.rl-1.problems.levels=[3]", "stages.rl-1.problems.levels.0 = 3: Input should be 1 or 2"),
+        (
+            "stages.rl-1.problems.levels=[3]",
+            "stages.rl-1.problems.levels: no family of arithmetic problems has level 3",
+        ),
         ("stages.rl-1.optimiser.betas=[0.9, 1.0]", "stages.rl-1.optimiser.betas.1 = 1.0: Input should be less than 1"),
         ("stages.rl-1.objective.name=[]", "stages.rl-1.objective.name = []: Input should be 'grpo_roc'"),
         ("stages.rl-1.objective.constant_tokens=9", 'only with objective.denominator = "constant"'),

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.metrics import AllMetrics, JsonlMetrics
+from orchestration.metrics import AllMetrics, JsonlMetrics, TensorBoardMetrics
 from orchestration.recipe import Recipe, RecipeError
 from orchestration.report import render
 from orchestration.report_source import read_run
 from orchestration.run_folder import write_json
-from orchestration.sinks import LiveReport, PrometheusMetrics, WandbMetrics, further_sinks
+from orchestration.sinks import Harmless, LiveReport, PrometheusMetrics, WandbMetrics, further_sinks
+from policies.run_progress import RunProgress
+from policies.trajectory import UNTRAINED
 from tests.orchestration.small_recipe import small_recipe
 
 
@@ -94,7 +96,34 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, ca
 def test_sinks_are_those_that_the_recipe_asks_for(tmp_path: Path) -> None:
     assert further_sinks(with_metrics(report_seconds=0), tmp_path) == []
     (report,) = further_sinks(with_metrics(), tmp_path)
-    assert isinstance(report, LiveReport)
+    assert isinstance(report, Harmless) and isinstance(report.sink, LiveReport)
+
+
+class Broken:
+    """A sink whose service is gone."""
+
+    def write(self, kind: str, stage: str, step: int, **figures: object) -> None:
+        raise ConnectionError("nobody listens")
+
+    def rewind(self, progress: RunProgress) -> None:
+        raise KeyError("step")
+
+    def close(self) -> None:
+        raise RuntimeError("never opened")
+
+
+def test_a_sink_that_fails_is_told_of_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "metrics.jsonl"
+    sink = AllMetrics(JsonlMetrics(file), Harmless(Broken()), TensorBoardMetrics(tmp_path))
+    sink.write("step", "rl", 3, reward_mean=0.5)
+    sink.rewind(RunProgress(version=UNTRAINED))
+    sink.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Broken took no figures of step 3 of rl: ConnectionError: nobody listens",
+        "Broken could not go back: KeyError: 'step'",
+        "Broken could not be closed: RuntimeError: never opened",
+    ]
+    assert b"step/reward_mean" in next(tmp_path.glob("events*")).read_bytes(), "those after it get their figures"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")

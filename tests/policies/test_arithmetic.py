@@ -2,8 +2,10 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from policies.arithmetic import FAMILIES, evaluate, is_held_out, make_problem
 from policies.curriculum import ProblemOptions, ProblemStream
@@ -57,5 +59,21 @@ def test_every_family_of_a_level_turns_up() -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"level in \[9\]; levels are \[1, 2\]"):
-        make_problem(0, 0, levels=(9,), held_out=False)
+    for levels in ((9,), (1, 9)):
+        with pytest.raises(ValueError, match=r"no family .* has level 9; levels are \[1, 2"):
+            make_problem(0, 0, levels=levels, held_out=False)
+        with pytest.raises(ValidationError, match=r"has level 9; levels are \[1, 2"):
+            ProblemOptions(levels=levels)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"expression": "max({a}, {b})"}, "'max({a}, {b})' is more than operands"),
+        ({"mistaken": "{a} / {b}"}, "'{a} / {b}' is more than operands"),
+        ({"wording": "What is {a} and {c}?"}, "has ['c'], whose `digits` are not given"),
+    ],
+)
+def test_a_family_that_could_not_be_posed_is_named(changed: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        replace(FAMILIES[0], **changed)

@@ -13,7 +13,7 @@ from policies.balancing import (
     Wish,
     longest_lease,
 )
-from policies.balancing_strategies import WorstCase, make_strategy
+from policies.balancing_strategies import RoundRobin, WorstCase, make_strategy
 
 
 def capacity(name: str, tokens: int = 1024, incarnation: int = 0) -> Capacity:
@@ -126,6 +126,29 @@ def test_wishes_wait_for_the_first_generator() -> None:
     assert balancing.grants() == ()
     balancing.generator_joined(capacity("g"))
     assert [(lease.rollout, lease.epoch) for lease in balancing.grants()] == [("early", 4)]
+
+
+class PromisesLessThanNothing(RoundRobin):
+    def reserve_of(self, wish: Wish, capacity: Capacity) -> int:
+        return -32
+
+
+class PromisesWhatIsNotThere(RoundRobin):
+    def reserve_of(self, wish: Wish, capacity: Capacity) -> int:
+        return 192
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "said"),
+    [(PromisesLessThanNothing, "promised -32 tokens"), (PromisesWhatIsNotThere, "promised more KV")],
+)
+def test_a_strategy_that_keeps_wrong_books_is_stopped_by_them(mistaken: type[RoundRobin], said: str) -> None:
+    balancing = mistaken(BalancerOptions())
+    balancing.generator_joined(capacity("g", 256))
+    balancing.wish(wish("a"))
+    balancing.wish(wish("b"))
+    with pytest.raises(AssertionError, match=said):
+        balancing.grants()
 
 
 def test_refusal_is_typed() -> None:

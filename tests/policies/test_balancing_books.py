@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -234,6 +234,10 @@ class PredictiveBooks(Books):
         if lengths is not None:
             here = Counter(lengths.bucket(self.lengths[rollout]) for rollout in self.leases)
             assert [here[bucket] for bucket in range(BUCKETS)] == lengths._here
+
+
+def test_every_strategy_is_put_to_the_test() -> None:
+    assert {books.strategy for books in Books.__subclasses__()} == set(get_args(StrategyName))
 
 
 WITH_EFFORT = settings(max_examples=40, stateful_step_count=40, deadline=None)

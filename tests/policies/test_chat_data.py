@@ -99,6 +99,34 @@ def test_a_template_that_changes_what_was_said_is_refused(folder: Path, chat: Ch
         training_sequence(TRACE, altered(folder, cutting))
 
 
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ("in messages -", "in messages if message.role != 'tool' -"),
+        ("message.content + '\\n</tool_response>", "'\\n</tool_response>"),
+        ("message.content + '<|im_end|>'", "message.content"),
+    ],
+    ids=["tool messages left out", "without their content", "assistant not ended"],
+)
+def test_a_template_by_which_no_result_is_read_is_refused(folder: Path, words: str, others: str) -> None:
+    template = (folder / "chat_template.jinja").read_text()
+    assert words in template
+    chat = altered(folder, template.replace(words, others))  # without tools it may do
+    with pytest.raises(TemplateUnusable, match=r"drops a tool's result, or does not end the assistant message before"):
+        chat.check_results()
+
+
+def test_a_template_that_makes_json_of_results_will_do(folder: Path) -> None:
+    template = (folder / "chat_template.jinja").read_text()
+    escaping = template.replace(
+        "message.content + '\\n</tool_response>", "(message.content | tojson) + '\\n</tool_response>"
+    )
+    assert escaping != template
+    chat = altered(folder, escaping)
+    chat.check_results()
+    assert '"a \\"b\\""' in chat.decode(chat.tool_turn(['a "b"']))
+
+
 def test_a_template_that_drops_earlier_turns_is_refused(folder: Path) -> None:
     template = (folder / "chat_template.jinja").read_text().replace("in messages", "in messages[-2:]")
     with pytest.raises(TemplateUnusable, match="message 1"):

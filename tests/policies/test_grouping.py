@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from env.tool_call import ToolCall, ToolResult
-from policies.grouping import LearningBatch, StepRounds, add_groups, shuffled_rewards
+from policies.grouping import LearningBatch, StepRounds, add_groups
 from policies.stages import ReinforcementOptions
 from policies.trajectory import CallRecord, Verdict
 from tests.policies.test_trajectory import MODEL, PROMPT, trajectory
@@ -144,13 +144,6 @@ def test_a_constant_denominator_is_the_longest_sequence_unless_given() -> None:
     assert ReinforcementOptions.model_validate(stage).objective.constant_tokens == 77
     stage["objective"] = {"name": "dr_grpo", "constant_tokens": 5}
     assert ReinforcementOptions.model_validate(stage).objective.constant_tokens == 5
-
-
-def test_shuffled_rewards_keep_their_sum_and_lose_their_owners() -> None:
-    members = group("a", [1.0] * 50 + [0.0] * 50)
-    dealt = shuffled_rewards(members, random.Random(0))
-    assert sum(dealt.values()) == 50
-    assert 15 < sum(dealt[each.id] == each.reward for each in members) < 85
 
 
 def test_random_rewards_are_a_coin_for_each_rollout_whatever_its_verdict() -> None:

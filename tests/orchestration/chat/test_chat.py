@@ -31,7 +31,7 @@ from orchestration.chat.play import ChatPlayer
 from orchestration.chat.saving import FIGURES, save
 from orchestration.chat.settings import PROMPT, Asked, ChatSettings, settle
 from orchestration.chat.turn_view import TurnView
-from orchestration.preflight import told_of_tools
+from orchestration.preflight import untold_of_tools
 from orchestration.recipe import ModelSettings, RecipeError, ScratchModel
 from orchestration.tiny_model import CHAT_TEMPLATE, write_scratch_model, write_tokenizer
 from policies import tokens
@@ -105,11 +105,12 @@ def test_a_folder_that_can_not_be_is_told_and_the_chat_goes_on(settings: ChatSet
 
 
 def test_a_template_that_lists_no_tools_is_known_for_it(settings: ChatSettings, tmp_path: Path) -> None:
-    assert not told_of_tools(settings.chat, (JUPYTER_TOOL,)) and told_of_tools(settings.chat, ())
+    assert "does not list tools" in untold_of_tools(tmp_path, settings.chat, (JUPYTER_TOOL,))
+    assert not untold_of_tools(tmp_path, settings.chat, ())
     write_tokenizer(tmp_path, 4096)
     listing = "{% if tools %}{{ tools | tojson }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(listing + CHAT_TEMPLATE)
-    assert told_of_tools(load_chat_format(str(tmp_path), PROMPT), (JUPYTER_TOOL,))
+    assert not untold_of_tools(tmp_path, load_chat_format(str(tmp_path), PROMPT), (JUPYTER_TOOL,))
 
 
 def test_a_message_with_bytes_that_are_no_text_is_said_all_the_same(settings: ChatSettings, tmp_path: Path) -> None:

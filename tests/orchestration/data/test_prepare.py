@@ -7,9 +7,10 @@ import pytest
 
 from orchestration.data.prepare import check_data, prepare_data
 from orchestration.data.rows import DataError
-from orchestration.recipe import Recipe
+from orchestration.recipe import ModelSettings, Recipe
 from orchestration.recipe_loading import load_recipe
 from orchestration.tiny_model import write_tokenizer
+from policies.chat_format import TemplateUnusable
 from tests.orchestration.test_recipe import QUICKSTART
 
 LONG = "How much is 12 + 34" + " + 56" * 200 + "?"
@@ -96,6 +97,29 @@ def test_a_check_leaves_sets_of_the_hub_alone(tmp_path: Path) -> None:
 def test_problems_that_are_made_have_to_fit_too(where: str) -> None:
     with pytest.raises(DataError, match=rf"{where}\.limits\.max_tokens = 12, but the prompt of problem arithmetic/"):
         check_data(load_recipe(QUICKSTART, [f"{where}.limits.max_tokens=12"]), lambda _: None)
+
+
+def test_a_model_whose_template_hides_its_tools_is_told_of_once(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART)
+    on_disk = recipe.model_copy(update={"model": ModelSettings(path=tmp_path / "model")})
+    assert prepared(on_disk, tmp_path)[1] == [
+        f"the chat template in {tmp_path / 'model'} does not list tools: the model is not told of any"
+    ]
+    assert prepared(on_disk.model_copy(update={"tools": ()}), tmp_path)[1] == []
+    assert prepared(recipe, tmp_path)[1] == [], "one from scratch learns of them in SFT"
+
+
+def test_a_model_whose_template_hides_what_tools_return_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    model = tmp_path / "deaf"
+    write_tokenizer(model, 256)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(
+        template.replace("in messages -", "in messages if message.role != 'tool' -")
+    )
+    recipe = load_recipe(QUICKSTART).model_copy(update={"model": ModelSettings(path=model)})
+    with pytest.raises(TemplateUnusable, match="drops a tool's result"):
+        prepare_data(recipe, model, tmp_path / "data", lambda _: None)
+    prepare_data(recipe.model_copy(update={"tools": ()}), model, tmp_path / "data", lambda _: None)
 
 
 def test_a_set_that_is_nowhere_is_named_by_a_check(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from orchestration.data.problems import load_problems
 from orchestration.data.rows import DataError
 from policies.data_options import DatasetOptions
+from policies.problem_sets import PROBLEM_SETS, ProblemSet
 from policies.trajectory import Problem
 
 REAL = Path(__file__).parents[4] / "shared" / "data"
@@ -117,6 +118,15 @@ def test_gpqa_choices_are_shuffled_by_the_seed_and_the_gold_goes_along(tmp_path:
 def test_a_gold_that_some_library_wrote_for_none_is_refused(tmp_path: Path, gold: float) -> None:
     with pytest.raises(DataError, match=r"line 1: column 'answer' holds (nan|inf), which is no number"):
         load(tmp_path, "plain", [{"question": "What is 0 / 0?", "answer": gold}])
+
+
+def test_a_mapping_that_reads_what_a_row_lacks_is_told_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistaken = ProblemSet("mine", "", ("task",), lambda row, _: Problem(id="1", question=row["task"], gold=row["gold"]))
+    monkeypatch.setitem(PROBLEM_SETS, "mine", mistaken)
+    with pytest.raises(
+        DataError, match=r"line 2: the mapping reads 'gold', which this row lacks; name it in .*columns"
+    ):
+        load(tmp_path, "mine", [{"task": "What is 1?", "gold": "1"}, {"task": "What is 2?"}])
 
 
 def test_integers_only_leaves_out_the_rest_and_writes_golds_plainly(tmp_path: Path) -> None:

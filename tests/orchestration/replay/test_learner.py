@@ -183,6 +183,11 @@ def test_another_objective_is_shown_beside_the_record(run: Path) -> None:
     assert "another recipe than the run's" in " ".join(table.stdout.split())
 
 
+def test_stored_rollouts_are_learned_from_under_another_reward(run: Path) -> None:
+    coins = replay(run, "--set", "stages.rl-1.rewards=random", "--stages", "rl-1")[1]["steps"][0]
+    assert coins["replayed"]["learned_reward_mean"] != coins["recorded"]["learned_reward_mean"]
+
+
 def test_checkpoints_of_a_replay_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -> None:
     replay(run, "--set", "stages.rl-1.optimiser.learning_rate=0.02", "--stages", "rl-1", "--out", str(tmp_path))
     assert (tmp_path / "rl-1" / "model.safetensors").exists()
