@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +56,6 @@ def children_of_this_process() -> frozenset[int]:
 def no_other_children() -> None:
     """What these tests see of children, and kill, must be their own (see tests/conftest.py)."""
     assert children_of_this_process() == frozenset(), "run the tests of env before what keeps processes, such as Ray"
-
-
-async def until[T](look: Callable[[], T]) -> T:
-    """What `look` gives once that is true; fails the test after ten seconds."""
-    for _ in range(1000):
-        if seen := look():
-            return seen
-        await asyncio.sleep(0.01)
-    raise AssertionError("did not happen in ten seconds")
 
 
 def look_at_host() -> Host:

@@ -17,7 +17,8 @@ from env.host_state import Role, sandbox_processes
 from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Limits, ToolCall
-from tests.env.conftest import host_left_as_it_was, until
+from tests.env.conftest import host_left_as_it_was
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,8 @@ import uvloop
 
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits, Status, ToolCall
-from tests.env.conftest import host_left_as_it_was, look_at_host, until
+from tests.env.conftest import host_left_as_it_was, look_at_host
+from tests.support.waiting import until
 
 
 async def _run_three() -> list[Status]:

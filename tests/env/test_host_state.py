@@ -11,7 +11,7 @@ from env import cgroup_hierarchy
 from env.host_state import HostState, sandbox_processes
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall
-from tests.env.conftest import until
+from tests.support.waiting import until
 
 SLEEPS = ToolCall(id="a", code="import time; time.sleep(60)", limits=Limits(wall_seconds=60))
 

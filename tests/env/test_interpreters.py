@@ -27,8 +27,8 @@ from tests.env.conftest import (
     children_of_process,
     children_of_this_process,
     host_left_as_it_was,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,8 +22,8 @@ from env.judge_api import judge_app
 from env.judge_models import EXTENSION, MOST_SUBMISSIONS
 from env.judge_queue import JudgeQueue
 from env.tool_call import Limits
-from tests.env.conftest import until
 from tests.support.judge_server import served
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,8 +14,9 @@ from env.cgroup_hierarchy import find_hierarchy
 from env.host_state import Role, sandbox_processes
 from env.interpreters import Interpreters
 from env.tool_call import Cell, Limits, ToolResult
-from tests.env.conftest import children_of_this_process, descendants, until
+from tests.env.conftest import children_of_this_process, descendants
 from tests.env.notebooks import MIB, Notebook, Open, inits, open_notebook, rooms
+from tests.support.waiting import until
 
 __all__ = ["open_notebook"]
 

@@ -12,8 +12,8 @@ from env import cgroup_hierarchy
 from env.isolation import IsolationKind
 from env.session_server import LINK
 from env.tool_call import JUPYTER_TOOL, ToolCall
-from tests.env.conftest import until
 from tests.env.notebooks import Open, namespace, open_notebook, programs, rooms
+from tests.support.waiting import until
 
 __all__ = ["open_notebook"]
 

@@ -29,8 +29,8 @@ from tests.env.conftest import (
     descendants,
     host_left_as_it_was,
     needs_root,
-    until,
 )
+from tests.support.waiting import until
 
 ONE = UserIds(NOBODY if os.geteuid() == 0 else os.geteuid(), 1)
 
