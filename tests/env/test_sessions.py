@@ -158,7 +158,18 @@ async def test_without_cgroups_limits_of_processes_stand_in(open_notebook: Open,
     assert (await cell("y = bytearray(64 << 20)")).status == "success"
     assert (await cell("z = bytearray(128 << 20)")).status == "memory"
     assert (await cell("import os\nwhile True: os.fork()", wall_seconds=2)).status in ("error", "timeout")
-    assert (await cell("x")).stdout == "1\n"
+    again = await cell("x")
+    assert (again.status, again.stdout) == ("success", "1\n")
+
+
+async def test_what_a_cell_forked_takes_no_further_cell(open_notebook: Open):
+    cell = open_notebook()
+    own = (await cell("import os\nx = 1\nos.getpid()")).stdout
+    assert (await cell("for _ in range(3): os.fork()\nx += 1")).status == "success"
+    for _ in range(10):
+        result = await cell("os.getpid()")
+        assert (result.status, result.stdout, result.restarted) == ("success", own, False)
+    assert (await cell("x")).stdout == "2\n"
 
 
 async def test_what_is_no_cell_is_an_invalid_call(open_notebook: Open):
