@@ -13,6 +13,7 @@ the kernel tells the host who of them has sent what. Here -> host and host -> he
 Invariants:
 - a cell can't end its session but by ending its process; what it raises or exits with is told to the host;
 - what a cell printed is written out before `done` is said;
+- a process that a cell forked ends with the cell's code, at the latest: cells are for the one that they began in;
 - who did not read TOKEN can't say `done`: descriptors that a program writes to at random do no harm. (A program that
   searches this process's memory for it lies about its own cell only.)
 """
@@ -62,6 +63,7 @@ def run_cells(link):
     main_module = type(sys)("__main__")
     main_module.__dict__.update(__builtins__=builtins)
     sys.modules["__main__"] = main_module
+    own = posix.getpid()
     link.send(b"ready %d" % largest_kib())
     while True:
         words, ancillary, _, _ = link.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4))
@@ -73,6 +75,8 @@ def run_cells(link):
         posix.close(descriptor)
         before = cpu_microseconds()
         exit_code = run_cell(code, CELL_NAME % int(number), main_module.__dict__)
+        if posix.getpid() != own:
+            posix._exit(exit_code)  # the cell has forked it: it has no answer to give, and must not take the next cell
         link.send(b"done %s %d %d %d" % (token, exit_code, cpu_microseconds() - before, largest_kib()))
 
 

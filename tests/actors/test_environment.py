@@ -24,6 +24,7 @@ from env.interpreters import Interpreters
 from env.preflight import Problem
 from env.tool_call import Limits, ToolCall, ToolResult
 from tests.support.in_process_stage import InProcessStage
+from tests.support.waiting import until
 
 ENVIRONMENT = ActorRef("environment")
 
@@ -144,12 +145,11 @@ SLEEPS = "import time; time.sleep(60)"
 
 
 async def until_running(stage: InProcessStage, running: int, waiting: int) -> None:
-    for _ in range(1000):
+    while True:
         status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment())
         if (status.running, status.waiting) == (running, waiting):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{running} running and {waiting} waiting were never seen; last: {status}")
 
 
 async def test_cancelled_calls_are_answered_at_once_and_the_others_take_their_place():
@@ -252,11 +252,7 @@ async def test_answers_are_compared_in_an_actor_of_its_own_process(ray_stage_fac
         reasons = [answer.verdict.reason for answer in await asyncio.gather(*asked)]
         assert reasons == ["right", "timed_out", "wrong"]
         assert len(verification_workers()) == 1
-    for _ in range(200):
-        if not verification_workers():
-            break
-        await asyncio.sleep(0.05)
-    assert verification_workers() == []
+    await until(lambda: not verification_workers())
 
 
 def verification_workers() -> list[int]:

@@ -127,13 +127,13 @@ async def test_one_that_is_started_again_while_the_learner_is_busy_joins_with_th
         balancer = await stage.host("balancer", BalancerActor(options=BalancerOptions(strategy="worst_case")))
         ref = await stage.host("learner", learner)
         generator = GeneratorActor(model="", options=OPTIONS, balancer=balancer, learner=ref, script=Short())
-        await asyncio.wait_for(stage.host("generator-0", generator, incarnation=1), 5)
+        await stage.host("generator-0", generator, incarnation=1)
         assert not (await stage.port.ask(balancer, DescribeBalancer())).loads
         if overtaken:  # by the director, whose supervision has it join then
             newer = UpdateWeights(version=WeightsVersion(0, 2), blob=(await stage.port.blobs.put({})).key)
             await stage.port.ask(GENERATOR, newer)
         learner.is_done.set()
-        await asyncio.wait_for(asyncio.gather(*stage.tasks), 5)
+        await asyncio.gather(*stage.tasks)
         status = await stage.port.ask(GENERATOR, DescribeGenerator())
         assert status.version == WeightsVersion(0, 2 if overtaken else 1)
         assert len((await stage.port.ask(balancer, DescribeBalancer())).loads) == (0 if overtaken else 1)

@@ -167,7 +167,7 @@ async def leases(stage: InProcessStage) -> int:
 async def test_a_dialogue_is_played_stored_and_answered(model: Path, tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         rollout, generator = await staged(stage, model, tmp_path, ScriptedEnvironment("success"))
-        trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request())).trajectory
         assert (trajectory.reward, trajectory.turns, trajectory.generator) == (1.0, 2, "generator-0")
         assert [record.result.status for record in trajectory.calls] == ["success"]
         assert await leases(stage) == 0 and generator.histories == {}
@@ -183,7 +183,7 @@ async def test_a_rollouts_session_ends_with_it(model: Path, tmp_path: Path) -> N
         rollout, _ = await staged(stage, model, tmp_path, environment, words=turns)
         asked = request()
         limits = asked.limits.model_copy(update={"tools": (JUPYTER_TOOL,)})
-        trajectory = (await stage.port.ask(rollout, asked.model_copy(update={"limits": limits}), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, asked.model_copy(update={"limits": limits}))).trajectory
         assert [record.call.session for record in trajectory.calls] == [asked.id] * 3, "archives know no attempts"
         first, second, third = environment.cells
         (name,) = {request.call.session for request in environment.cells}
@@ -199,7 +199,7 @@ async def test_a_rollouts_session_ends_with_it(model: Path, tmp_path: Path) -> N
 async def test_a_turn_sends_only_what_is_new(model: Path, tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         rollout, generator = await staged(stage, model, tmp_path, ScriptedEnvironment("success"))
-        trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request())).trajectory
         first, second = generator.requests
         assert (first.known, second.known) == (0, tokens.count(first.ids) + tokens.count(trajectory.spans[1].ids))
         assert second.ids == trajectory.spans[2].ids
@@ -214,7 +214,7 @@ async def test_a_generator_without_the_history_gets_all_of_it(model: Path, tmp_p
 
     async with InProcessStage() as stage:
         rollout, generator = await staged(stage, model, tmp_path, Forgetful("success"))
-        trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request())).trajectory
         assert trajectory.reward == 1.0
         assert [each.known for each in generator.requests] == [0, generator.requests[1].known, 0]
         whole = tokens.concatenate(span.ids for span in trajectory.spans[:3])
@@ -226,7 +226,7 @@ async def test_a_lost_generator_costs_a_new_lease_and_nothing_else(model: Path, 
         rollout, generator = await staged(
             stage, model, tmp_path, ScriptedEnvironment("success"), fail=[ActorLost("generator-0 died")]
         )
-        trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request())).trajectory
         assert trajectory.reward == 1.0 and len(generator.requests) == 3
         assert await leases(stage) == 0
 
@@ -235,7 +235,7 @@ async def test_lease_is_returned_when_the_rollout_raises(model: Path, tmp_path: 
     async with InProcessStage() as stage:
         rollout, _ = await staged(stage, model, tmp_path, ScriptedEnvironment("success"), fail=[ValueError("planted")])
         with pytest.raises(HandlerFailed, match="planted"):
-            await stage.port.ask(rollout, request(), 5)
+            await stage.port.ask(rollout, request())
         assert await leases(stage) == 0
 
 
@@ -243,7 +243,7 @@ async def test_a_call_that_one_sandbox_failed_is_run_in_another(model: Path, tmp
     async with InProcessStage() as stage:
         failing, working = ScriptedEnvironment("sandbox_failure"), ScriptedEnvironment("success")
         rollout, _ = await staged(stage, model, tmp_path, failing, working)
-        trajectories = [(await stage.port.ask(rollout, request(f"r{i}"), 5)).trajectory for i in range(4)]
+        trajectories = [(await stage.port.ask(rollout, request(f"r{i}"))).trajectory for i in range(4)]
         assert all(each.reward == 1.0 for each in trajectories)
         assert failing.calls >= 1 and working.calls == 4
 
@@ -251,7 +251,7 @@ async def test_a_call_that_one_sandbox_failed_is_run_in_another(model: Path, tmp
 async def test_a_call_that_every_sandbox_failed_voids_the_rollout(model: Path, tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         rollout, _ = await staged(stage, model, tmp_path, ScriptedEnvironment("sandbox_failure"))
-        trajectory = (await stage.port.ask(rollout, request(), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request())).trajectory
         assert trajectory.finish == "sandbox_failure"
         assert await leases(stage) == 0
 
@@ -262,7 +262,7 @@ async def test_an_answer_that_takes_mathematics_is_verified_by_an_environment_an
     async with InProcessStage() as stage:
         environment = VerifyingEnvironment()
         rollout, _ = await staged(stage, model, tmp_path, environment)
-        trajectory = (await stage.port.ask(rollout, request(gold="\\sqrt{1764}"), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request(gold="\\sqrt{1764}"))).trajectory
         assert environment.asked == [VerifyAnswer(extracted="42", gold="\\sqrt{1764}")]
         assert (trajectory.reward, trajectory.verdict.reason, trajectory.generator) == (1.0, "right", "generator-0")
         assert environment.leases == [0]
@@ -272,7 +272,7 @@ async def test_an_integer_gold_is_judged_without_any_message(model: Path, tmp_pa
     async with InProcessStage() as stage:
         environment = VerifyingEnvironment()
         rollout, _ = await staged(stage, model, tmp_path, environment)
-        trajectory = (await stage.port.ask(rollout, request(gold="41"), 5)).trajectory
+        trajectory = (await stage.port.ask(rollout, request(gold="41"))).trajectory
         assert (trajectory.reward, trajectory.verdict.reason, environment.asked) == (0.0, "wrong", [])
 
 
@@ -280,7 +280,7 @@ async def test_an_answer_whose_environment_died_is_verified_by_another(model: Pa
     async with InProcessStage() as stage:
         dying, working = VerifyingEnvironment(lost=True), VerifyingEnvironment()
         rollout, _ = await staged(stage, model, tmp_path, working, dying)
-        asks = [stage.port.ask(rollout, request(f"r{i}", gold="\\sqrt{1764}"), 5) for i in range(4)]
+        asks = [stage.port.ask(rollout, request(f"r{i}", gold="\\sqrt{1764}")) for i in range(4)]
         assert [(await ask).trajectory.reward for ask in asks] == [1.0] * 4
         assert dying.asked and len(working.asked) == 4
 
@@ -289,20 +289,20 @@ async def test_an_answer_that_no_environment_can_verify_fails_the_rollout(model:
     async with InProcessStage() as stage:
         rollout, _ = await staged(stage, model, tmp_path, VerifyingEnvironment(lost=True))
         with pytest.raises(ActorLost, match="3 environments were lost"):
-            await stage.port.ask(rollout, request(gold="\\sqrt{1764}"), 5)
+            await stage.port.ask(rollout, request(gold="\\sqrt{1764}"))
         assert await leases(stage) == 0
 
 
 async def test_asking_again_does_not_play_twice(model: Path, tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         rollout, generator = await staged(stage, model, tmp_path, ScriptedEnvironment("success"))
-        both = await asyncio.gather(*[stage.port.ask(rollout, request(), 5) for _ in range(2)])
+        both = await asyncio.gather(*[stage.port.ask(rollout, request()) for _ in range(2)])
         assert both[0] == both[1] and len(generator.requests) == 2
 
 
 async def test_many_dialogues_share_a_small_cache_and_all_end(model: Path, tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         rollout, _ = await staged(stage, model, tmp_path, ScriptedEnvironment("success"))
-        done = await asyncio.gather(*[stage.port.ask(rollout, request(f"r{i}"), 20) for i in range(40)])
+        done = await asyncio.gather(*[stage.port.ask(rollout, request(f"r{i}")) for i in range(40)])
         assert sum(each.trajectory.queued for each in done) == 39, "one fits at a time"
         assert await leases(stage) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ class Notebook:
 
     def call(self, code: str, **limits: float) -> ToolCall:
         self._count += 1
-        given = Limits.model_validate({"wall_seconds": 10.0, "memory_bytes": 128 * MIB, **limits})
+        given = Limits.model_validate({"wall_seconds": 30.0, "memory_bytes": 128 * MIB, **limits})
         name = f"{self.session}-{self._count}"
         return ToolCall(id=name, tool=JUPYTER_TOOL, session=self.session, code=code, limits=given)
 
@@ -67,9 +68,10 @@ def programs() -> dict[int, dict[str, str]]:
     """What the kernel says (proc_pid_status(5)) of all processes in rooms but inits, by pid."""
     found: dict[int, dict[str, str]] = {}
     for process in sandbox_processes():
-        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        if process.role == "program":
-            found[process.pid] = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+        with suppress(OSError):  # it has ended meanwhile
+            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            if process.role == "program":
+                found[process.pid] = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     return found
 
 
@@ -82,10 +84,14 @@ def rooms() -> dict[int, dict[str, str]]:
 
 def inits() -> list[int]:
     """The first processes of the rooms that there are."""
-    spaces = {namespace(pid, "pid") for pid in rooms()}
+    spaces = {namespace(pid, "pid") for pid in rooms()} - {""}
     found = [process.pid for process in sandbox_processes() if process.role == "init"]
     return [pid for pid in found if namespace(pid, "pid") in spaces]
 
 
 def namespace(pid: int, kind: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/{kind}")
+    """Empty if the process has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except FileNotFoundError:
+        return ""

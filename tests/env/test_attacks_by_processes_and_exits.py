@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.env.attacks import SHORT, Attack, each_withstood
+from tests.env.attacks import LONG, SHORT, Attack, each_withstood
 
 PROCESSES = [
     Attack(13, "fork bomb", "import os\nwhile True: os.fork()", "error", stderr="Resource temporarily unavailable"),
@@ -35,7 +35,7 @@ PROCESSES = [
         "import multiprocessing, time\nmultiprocessing.Process(target=time.sleep, args=(99,)).start()",
         "timeout",
         wall_seconds=SHORT * 2,
-        as_cell={"status": "success"},
+        as_cell={"status": "success", "wall_seconds": LONG},
     ),
     Attack(
         18,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.env.attacks import SHORT, Attack, each_withstood, tries
+from tests.env.attacks import LONG, SHORT, Attack, each_withstood, tries
 
 TIME = [
     Attack(1, "endless loop", "while True: pass", "timeout", wall_seconds=SHORT),
@@ -21,7 +21,7 @@ TIME = [
         "import atexit\n@atexit.register\ndef f():\n  while True: pass",
         "timeout",
         wall_seconds=SHORT,
-        as_cell={"status": "success"},
+        as_cell={"status": "success", "wall_seconds": LONG},
     ),
     Attack(
         5,
@@ -29,7 +29,7 @@ TIME = [
         "class A:\n  def __del__(self):\n    while True: pass\na = A()",
         "timeout",
         wall_seconds=SHORT,
-        as_cell={"status": "success"},
+        as_cell={"status": "success", "wall_seconds": LONG},
     ),
     Attack(
         5,
@@ -37,7 +37,7 @@ TIME = [
         "import threading, time\nthreading.Thread(target=lambda: time.sleep(99)).start()",
         "timeout",
         wall_seconds=SHORT,
-        as_cell={"status": "success"},
+        as_cell={"status": "success", "wall_seconds": LONG},
     ),
     Attack(6, "constants that fold into bombs", "x = 9**9**9**9", "timeout", wall_seconds=SHORT),
     Attack(6, "nested parentheses", "(" * 10**6, "error", stderr="too many nested parentheses"),

@@ -11,14 +11,16 @@ import uvloop
 
 from env.interpreters import Interpreters
 from env.tool_call import JUPYTER_TOOL, Limits, Status, ToolCall
-from tests.env.conftest import host_left_as_it_was, look_at_host, until
+from tests.env.conftest import host_left_as_it_was, look_at_host
+from tests.support.waiting import until
 
 
 async def _run_three() -> list[Status]:
-    pool = Interpreters(Limits(wall_seconds=0.5), workers=2)
+    pool = Interpreters(Limits(wall_seconds=60), workers=2)
     try:
-        codes = ("print(1)", "while True: pass", "1 / 0")
-        results = await asyncio.gather(*(pool.run(ToolCall(id=code, code=code)) for code in codes))
+        given = {"print(1)": 60.0, "while True: pass": 0.5, "1 / 0": 60.0}
+        calls = [ToolCall(id=code, code=code, limits=Limits(wall_seconds=seconds)) for code, seconds in given.items()]
+        results = await asyncio.gather(*map(pool.run, calls))
         return [result.status for result in results]
     finally:
         await pool.close()

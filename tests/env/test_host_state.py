@@ -11,7 +11,9 @@ from env import cgroup_hierarchy
 from env.host_state import HostState, sandbox_processes
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall
-from tests.env.conftest import until
+from tests.env.conftest import descendants
+from tests.env.notebooks import namespace
+from tests.support.waiting import until
 
 SLEEPS = ToolCall(id="a", code="import time; time.sleep(60)", limits=Limits(wall_seconds=60))
 
@@ -47,4 +49,5 @@ def test_a_process_that_is_gone_has_none():
     child = subprocess.Popen(["true"])
     child.wait()
     assert sandbox_processes(child.pid) == []
+    assert descendants({child.pid}) == frozenset() and namespace(child.pid, "pid") == ""
     assert sandbox_processes(os.getpid()) == []

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,9 @@ from tests.env.conftest import (
     children_of_process,
     children_of_this_process,
     host_left_as_it_was,
-    until,
+    out_of_time,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -146,10 +146,10 @@ async def test_exit_functions_threads_and_finalizers_run_at_the_end(run_code: Pr
 
 
 async def test_a_time_limit_below_a_second_is_kept_and_what_was_printed_before_it_stays(run_code: Program):
-    result = await run_code("print('so far', end='')\nimport time\ntime.sleep(60)", wall_seconds=0.3)
+    result, limit_s = await out_of_time(run_code, "print('so far', end='')\nimport time\ntime.sleep(3600)")
     assert (result.status, result.stdout, result.exit_code, result.signal) == ("timeout", "so far", None, None)
-    assert 0.3 <= result.wall_seconds < 0.8
-    assert "0.3 seconds" in result.reason
+    assert result.wall_seconds >= limit_s
+    assert f"{limit_s:g} seconds" in result.reason
 
 
 async def test_usage_is_measured(run_code: Program):
@@ -170,7 +170,7 @@ async def test_calls_get_no_more_than_the_pool_grants():
     pool = Interpreters(Limits(wall_seconds=0.2), workers=1)
     try:
         result = await pool.run(ToolCall(id="a", code="while True: pass", limits=Limits(wall_seconds=100)))
-        assert result.status == "timeout" and result.wall_seconds < 1
+        assert result.status == "timeout" and "0.2 seconds" in result.reason
     finally:
         await pool.close()
 
@@ -192,9 +192,7 @@ async def test_a_cancelled_call_ends_its_program_and_frees_its_worker(interprete
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        started = time.monotonic()
         assert (await run_code("2")).stdout == "2\n"  # waits for the worker
-        assert time.monotonic() - started < 5
 
 
 async def test_a_call_cancelled_while_it_waits_never_runs(interpreters: Interpreters, run_code: Program):

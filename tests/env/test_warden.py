@@ -11,8 +11,9 @@ from env.streams import Stream, sealed
 from env.tool_call import Limits
 from env.zygote_jail import ZygoteJail
 from env.zygotes import Zygotes
-from tests.env.conftest import needs_root, until
+from tests.env.conftest import needs_root
 from tests.env.test_zygotes import Pools, pools, run
+from tests.support.waiting import until
 
 __all__ = ["pools"]
 

@@ -14,7 +14,7 @@ from env.faults import Fault, FaultKind, FaultPlan
 from env.tool_call import Limits, ToolCall
 from tests.support.in_process_stage import InProcessStage
 
-LIMITS = Limits(wall_seconds=10.0, memory_bytes=64 << 20)
+LIMITS = Limits(wall_seconds=60.0, memory_bytes=64 << 20)
 
 
 @pytest.mark.parametrize("kind", ["crash", "garbled", "no_start"])

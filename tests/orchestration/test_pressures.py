@@ -8,7 +8,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from orchestration.pressures import FILLER, FullDisk, Pressure, Slowness, own_file_system
 from orchestration.run_folder import RECIPE_FILE
+from tests.support.waiting import until
 
 PARENT = """
 import subprocess, sys
@@ -24,12 +25,6 @@ child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 print(child.pid, flush=True)
 child.wait()
 """
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  (the kernel tells only when asked)
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -95,7 +90,7 @@ async def test_slowness_is_over_when_its_process_is_gone(family) -> None:
     task = asyncio.create_task(Slowness(lambda: [parent.pid] if psutil.pid_exists(parent.pid) else [], 4, {}).keep_up())
     parent.kill()
     await asyncio.to_thread(parent.wait)
-    await asyncio.wait_for(task, 60)
+    await task
 
 
 @pytest.fixture

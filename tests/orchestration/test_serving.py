@@ -23,6 +23,7 @@ from env.host_state import cgroups_of, sandbox_processes
 from orchestration.cli import app
 from orchestration.recipe import RecipeError
 from orchestration.serving import ServeOptions, read_token
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "orchestration.cli", "serve-tools", "--port", "0", "--wall-seconds", "60"]
@@ -49,14 +50,14 @@ def program(solution: str) -> dict[str, str]:
     return {"type": "python", "solution": solution}
 
 
-async def wait_for(process: subprocess.Popen[str], programs: int) -> list[int]:
+async def running(process: subprocess.Popen[str], programs: int) -> list[int]:
     """The sandbox's processes once so many programs run."""
-    for _ in range(1000):
+
+    def enough() -> list[int]:
         found = sandbox_processes(process.pid)
-        if sum(each.role == "program" for each in found) >= programs:
-            return [each.pid for each in found]
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{programs} programs did not start")
+        return [each.pid for each in found] if sum(each.role == "program" for each in found) >= programs else []
+
+    return await until(enough)
 
 
 def gone(pid: int) -> bool:
@@ -73,7 +74,7 @@ async def test_a_signal_ends_it_with_an_answer_to_all_and_nothing_left():
             assert (await client.post("/run", json=program("print(6 * 7)"))).json()["stdout"] == "42\n"
             batch = {"type": "batch", "submissions": [program("while True: pass")] * 8}
             asked = asyncio.create_task(client.post("/run/long-batch", json=batch))
-            processes = await wait_for(process, programs=1)
+            processes = await running(process, programs=1)
             process.send_signal(signal.SIGTERM)
             results = (await asked).json()["results"]
             assert [result["reason"] for result in results] == ["queue_timeout"] * 8  # clients try again
@@ -91,7 +92,7 @@ async def test_over_ray_it_survives_the_death_of_an_environment():
             solutions = [f"import time; time.sleep(1); print({n})" for n in range(8)]
             batch = {"type": "batch", "submissions": [program(each) for each in solutions]}
             asked = asyncio.create_task(client.post("/run/long-batch", json=batch))
-            await wait_for(process, programs=2)
+            await running(process, programs=2)
             victim = environment_processes(process.pid)[0]
             os.kill(victim, signal.SIGKILL)
             results = (await asked).json()["results"]

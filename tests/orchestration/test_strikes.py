@@ -21,6 +21,7 @@ from env.cgroup_hierarchy import find_hierarchy
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall
 from orchestration.strikes import Strike, Striker, check_plan
+from tests.support.waiting import until
 
 
 class Frames:
@@ -46,13 +47,14 @@ class Frames:
             raise PeerDied("of another fault")
 
 
-async def struck(*faults: ActorFault) -> tuple[Frames, Striker]:
-    """Carry a plan out until nothing of it happens any more."""
+async def struck(asks: int, *faults: ActorFault) -> tuple[Frames, Striker]:
+    """Carry a plan out until so many actors' frames were asked for, and then long enough for another."""
     stage, names = Frames(), ["told", "quiet", "dying"]
     plan = ActorFaultPlan(faults=faults)
     striker = Striker(cast(RayStage, stage), plan, names, 0, folder=Path("none"), counters=dict)
     striking = asyncio.create_task(striker.run())
-    await asyncio.sleep(0.3)
+    await until(lambda: len(stage.asked) >= asks)
+    await asyncio.sleep(0.1)
     striking.cancel()
     await asyncio.gather(striking, return_exceptions=True)
     await striker.settle(0.0)
@@ -64,7 +66,7 @@ async def test_messages_that_were_hit_are_proof_and_those_that_died_with_their_a
         ActorFault(kind="drop", at=0, actor="told", messages=3),
         ActorFault(kind="double", at=0, actor="dying", messages=2),
     )
-    stage, striker = await struck(*faults)
+    stage, striker = await struck(2, *faults)
     assert stage.asked == [("told", "drop", 3), ("dying", "double", 2)]
     assert {each.actor: (each.confirmed, each.outcome) for each in striker.strikes} == {
         "told": (True, "recovered"),
@@ -75,7 +77,7 @@ async def test_messages_that_were_hit_are_proof_and_those_that_died_with_their_a
 
 async def test_a_fault_whose_messages_do_not_come_has_not_happened_and_is_not_repeated_meanwhile() -> None:
     fault = ActorFault(kind="delay", at=0, every=0.02, actor="quiet")
-    stage, striker = await struck(fault)
+    stage, striker = await struck(1, fault)
     assert stage.asked == [("quiet", "delay", 1)]
     assert striker.strikes == [] and list(striker.never) == [str(fault)]
 
@@ -116,9 +118,7 @@ async def striking(stage: Processes, folder: Path, *faults: ActorFault) -> Async
 
 async def ended(striker: Striker) -> Strike:
     """The only strike of a plan, when it has been made good."""
-    async with asyncio.timeout(60):
-        while not striker.strikes or striker.strikes[0].outcome != "recovered":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: striker.strikes and striker.strikes[0].outcome == "recovered")
     return striker.strikes[0]
 
 
@@ -152,8 +152,7 @@ async def test_all_actors_of_a_slow_node_are_slow_and_those_of_others_are_not(sl
 async def test_what_is_slow_when_the_run_ends_is_let_go(sleeper, tmp_path: Path) -> None:
     fault = ActorFault(kind="slow", at=0, actor="learner", seconds=1000)
     async with striking(Processes(learner=sleeper.pid), tmp_path, fault) as striker:
-        while not striker.strikes:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: striker.strikes)
     assert striker.strikes[0].confirmed and striker.strikes[0].outcome == "until the end"
     assert psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED
 

@@ -81,7 +81,7 @@ async def test_frames_stay_small_unless_one_message_is_larger(pair: Pair) -> Non
 async def test_control_overtakes_work_that_is_stuck(pair: Pair) -> None:
     pair.wire.held_lanes.add("work")
     work = asyncio.ensure_future(pair.alice.ask(BOB, Say(text="work")))
-    assert (await pair.alice.ask(BOB, SayUrgently(text="control"), deadline_s=10)).text == "control"
+    assert (await pair.alice.ask(BOB, SayUrgently(text="control"))).text == "control"
     assert not work.done()
     pair.wire.release()
     assert (await work).text == "work"
@@ -89,8 +89,8 @@ async def test_control_overtakes_work_that_is_stuck(pair: Pair) -> None:
 
 async def test_a_slow_handler_does_not_keep_a_fast_one_waiting(pair: Pair) -> None:
     slow = asyncio.ensure_future(pair.alice.ask(BOB, Hang()))
-    assert (await pair.alice.ask(BOB, Say(text="fast"), deadline_s=10)).text == "fast"
-    assert (await pair.alice.ask(BOB, SayLater(text="later", turns=5), deadline_s=10)).text == "later"
+    assert (await pair.alice.ask(BOB, Say(text="fast"))).text == "fast"
+    assert (await pair.alice.ask(BOB, SayLater(text="later", turns=5))).text == "later"
     assert not slow.done()
     slow.cancel()
 
@@ -107,7 +107,7 @@ async def test_an_ask_ends_at_its_deadline_and_is_held_nowhere(pair: Pair) -> No
         await stuck
     assert holds_nothing(pair.link)
     pair.wire.release()
-    assert (await pair.alice.ask(BOB, Say(text="after"), deadline_s=10)).text == "after"
+    assert (await pair.alice.ask(BOB, Say(text="after"))).text == "after"
 
 
 async def test_a_cancelled_ask_is_held_nowhere(pair: Pair) -> None:
@@ -120,7 +120,7 @@ async def test_a_cancelled_ask_is_held_nowhere(pair: Pair) -> None:
     assert all(ask.cancelled() for ask in asks)
     assert holds_nothing(pair.link)
     pair.wire.release()
-    assert (await pair.alice.ask(BOB, Say(text="after"), deadline_s=10)).text == "after"
+    assert (await pair.alice.ask(BOB, Say(text="after"))).text == "after"
 
 
 async def test_what_a_handler_raises_reaches_its_asker_and_nobody_else(pair: Pair) -> None:
@@ -202,7 +202,7 @@ async def test_nobody_waits_for_ever_for_a_peer_that_can_not_be_reached(pair: Pa
         await patient.ask(BOB, Say(text="x"))
     assert link.lost is None
     pair.wire.unreachable = False
-    assert (await patient.ask(BOB, Say(text="back"), deadline_s=10)).text == "back"
+    assert (await patient.ask(BOB, Say(text="back"))).text == "back"
     await patient.close()
 
 
@@ -220,7 +220,7 @@ async def test_a_new_incarnation_is_heard_and_the_old_one_no_more(pair: Pair) ->
     for old in (waiting, slow):
         with pytest.raises(ActorLost, match="restarted"):
             await old
-    assert (await pair.alice.ask(BOB, Say(text="x"), deadline_s=10)).text == "new"
+    assert (await pair.alice.ask(BOB, Say(text="x"))).text == "new"
     assert holds_nothing(pair.link)
     await successor.close()
 
@@ -229,11 +229,11 @@ async def test_a_restarted_asker_starts_afresh_and_its_former_self_is_not_heard(
     await pair.alice.ask(BOB, Say(text="x"))
     reborn = Mailbox("alice", 1, limits=HASTY)
     reborn.introduce("bob", 0, pair.wire)
-    assert (await reborn.ask(BOB, Say(text="again"), deadline_s=10)).text == "again"
+    assert (await reborn.ask(BOB, Say(text="again"))).text == "again"
     pair.alice.tell(BOB, Told(text="from the grave"))
     with pytest.raises(DeadlineExceeded):
         await pair.alice.ask(BOB, Say(text="x"), deadline_s=0.02)
-    heard = await reborn.ask(BOB, WhatWasTold(), deadline_s=10)
+    heard = await reborn.ask(BOB, WhatWasTold())
     assert heard.texts == ()
     await reborn.close()
 
@@ -245,7 +245,7 @@ async def test_who_asks_an_actor_that_is_ending_is_told_so(pair: Pair) -> None:
     asks: list[asyncio.Future[Any]] = [running, asyncio.ensure_future(pair.alice.ask(BOB, Say(text="late")))]
     for ask in asks:
         with pytest.raises(ActorLost, match="ending"):
-            await asyncio.wait_for(ask, 10)
+            await ask
 
 
 async def test_nothing_is_handled_before_the_inbox_opens() -> None:
@@ -256,7 +256,7 @@ async def test_nothing_is_handled_before_the_inbox_opens() -> None:
     await asyncio.sleep(0.01)
     assert not early.done()
     bob.inbox.open()
-    assert (await asyncio.wait_for(early, 10)).text == "hello"
+    assert (await early).text == "hello"
     await alice.close()
     await bob.close()
 

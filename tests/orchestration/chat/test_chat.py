@@ -23,7 +23,7 @@ from actors.engines.vllm_options import VllmOptions
 from actors.storage.reader import Archive
 from actors.tokenizer import load_chat_format
 from env.interpreters import Interpreters
-from env.tool_call import JUPYTER_TOOL, Limits
+from env.tool_call import JUPYTER_TOOL, Limits, ToolCall, ToolResult
 from orchestration.archive.source import load_decode
 from orchestration.chat.figures import Figures
 from orchestration.chat.loop import ChatLoop
@@ -37,6 +37,7 @@ from orchestration.tiny_model import CHAT_TEMPLATE, write_scratch_model, write_t
 from policies import tokens
 from policies.dialogue import DialogueLimits
 from policies.trajectory import UNTRAINED
+from tests.support.waiting import until
 
 
 def call(code: str) -> str:
@@ -58,6 +59,18 @@ class ScriptedEngine:
             request.on_tokens([token], [-0.5])
             await asyncio.sleep(0)
         return SampleResult(ids=ids, logprobs=[-0.5] * len(ids), finish="stop", version=UNTRAINED)
+
+
+class WatchedInterpreters(Interpreters):
+    """Notes the code of cells that are to run."""
+
+    def __init__(self, limits: Limits, run_id: str) -> None:
+        super().__init__(limits, 1, run_id=run_id)
+        self.begun: list[str] = []
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        self.begun.append(call.code)
+        return await super().run(call)
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +134,16 @@ def test_a_message_with_bytes_that_are_no_text_is_said_all_the_same(settings: Ch
 async def test_a_session_outlives_a_cell_that_was_stopped_and_the_chat_is_saved_whole(
     settings: ChatSettings, tmp_path: Path
 ) -> None:
-    interpreters = Interpreters(settings.limits.call, 1, run_id="test-chat")
-    texts = ["I begin. " + call("x = 6"), "done", call("import time\ntime.sleep(50)"), call("print(x * 7)"), "It is 42"]
+    interpreters = WatchedInterpreters(settings.limits.call, run_id="test-chat")
+    sleeps = "import time\ntime.sleep(50)"
+    texts = ["I begin. " + call("x = 6"), "done", call(sleeps), call("print(x * 7)"), "It is 42"]
     player, console = player_of(settings, texts, interpreters)
     try:
         assert await player.answer("Set x.") == "answered"
         stopped = asyncio.ensure_future(player.answer("Sleep."))
-        while "time.sleep(50)" not in console.export_text(clear=False):  # noqa: ASYNC110  (a terminal has no event)
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await until(lambda: sleeps in interpreters.begun)
+        assert "time.sleep(50)" in console.export_text(clear=False)
+        await asyncio.sleep(0.1)  # it is in the middle of it, on most machines
         stopped.cancel()
         assert isinstance((await asyncio.gather(stopped, return_exceptions=True))[0], asyncio.CancelledError)
         player.stop()
