@@ -124,11 +124,10 @@ class VllmEngine:
         await self._offload(lambda: 0.0, lambda: self._load_weights(version, pairs))
 
     def usage(self) -> EngineUsage:
-        tokens = self._capacity.kv_tokens if self._capacity else 0
         self._count_kv()
         return EngineUsage(
             running=len(self._requests),
-            kv_used_tokens=round(self._kv_share * tokens),
+            kv_used_tokens=round(self._kv_share * self.capacity().kv_tokens),
             generated_tokens=self._generated,
             busy_seconds=self._busy_seconds,
             kv_token_seconds=self._kv_token_seconds,
