@@ -8,7 +8,7 @@ Invariants:
 - `run` gives exactly one result for each call, whatever the code does and whatever fails here;
 - a cancelled `run` ends its program, and its worker is free again only when nothing of it is left;
 - nothing is left on the host after `close`; if this process is killed, its jails end by themselves, and what remains
-  (empty cgroups) goes when a later run with the same run id starts.
+  (empty cgroups) goes when the same user next starts a sandbox.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Interpreters:
         """What keeps calls away from the host and from each other. Raises as `isolation` does."""
         weaknesses = (await self.isolation()).weaknesses
         opened = self._opened()
-        live, replayed = (opened.live, opened.replayed) if opened is not None else (0, 0)
-        return SandboxDescription(SANDBOX, self.isolation_kind, weaknesses, live, replayed)
+        live = 0 if opened is None else opened.live
+        return SandboxDescription(SANDBOX, self.isolation_kind, weaknesses, live)
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call when its turn comes. A program's failure is a result, never an exception.
