@@ -47,7 +47,7 @@ from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.preflight import check_host
 from env.sessions import SessionOptions
-from env.tool_call import Limits, ToolCall, ToolResult
+from env.tool_call import Limits, ToolCall, ToolResult, sandbox_failure
 from env.zygotes import RECYCLE_AFTER
 from policies.scripted import Script
 
@@ -180,7 +180,7 @@ class EnvironmentActor(Actor):
                 and request.session is not None
                 and not await self._knows(call, request.session)
             ):
-                missing = ToolResult(id=call.id, status="sandbox_failure", reason="The session is not known here.")
+                missing = sandbox_failure(call, "The session is not known here.")
                 return CallFinished(result=missing, history_missing=True)
             answer = self._open.get(call.id) or self._take(call)
             result = await asyncio.shield(answer)  # who gives up does not take the result from the others

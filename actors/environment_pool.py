@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.supervision import insist
 from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, Port
-from env.tool_call import JUPYTER_TOOL, Cell, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, Cell, ToolCall, ToolResult, sandbox_failure
 from policies.dispatch import LeastOutstanding
 from policies.trajectory import Verdict
 
@@ -117,7 +117,7 @@ class EnvironmentPool:
                 failures += result.status == "sandbox_failure"
             except ActorError as error:
                 losses += 1
-                result = ToolResult(id=call.id, status="sandbox_failure", reason=f"{type(error).__name__}: {error}")
+                result = sandbox_failure(call, f"{type(error).__name__}: {error}")
             finally:
                 self._dispatch.finished(name)
             if result.status != "sandbox_failure":

@@ -26,7 +26,7 @@ from env.session_jails import JailRooms
 from env.session_room import Rooms
 from env.session_zygotes import ZygoteRooms
 from env.sessions import SessionOptions, Sessions
-from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Cell, Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, PYTHON_TOOL, Cell, Limits, ToolCall, ToolResult, sandbox_failure
 from env.zygotes import RECYCLE_AFTER, Zygotes
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Interpreters:
     async def _serve(self, call: ToolCall, running: Running) -> ToolResult:
         async with self._turn:
             if running.aborted:
-                return _failure(call, "The call was given up before it started.")
+                return sandbox_failure(call, "The call was given up before it started.")
             worker = self._free.pop()
             try:
                 limits = _at_most(call.limits, self.limits)
@@ -166,7 +166,7 @@ class Interpreters:
                 return await (await self._started()).run(call, limits, worker, running)
             except OSError as error:
                 logger.warning("call %s could not be run: %s", call.id, error)
-                return _failure(call, f"The sandbox could not start the program: {error}")
+                return sandbox_failure(call, f"The sandbox could not start the program: {error}")
             finally:
                 self._free.append(worker)
 
@@ -232,7 +232,3 @@ def _what_is_wrong(call: ToolCall) -> str:
     if call.tool == JUPYTER_TOOL and call.input:
         return f"{JUPYTER_TOOL!r} has no standard input."
     return ""
-
-
-def _failure(call: ToolCall, reason: str) -> ToolResult:
-    return ToolResult(id=call.id, status="sandbox_failure", reason=reason)

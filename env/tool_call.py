@@ -112,3 +112,8 @@ class ToolResult(BaseModel):
     def is_tool_error(self) -> bool:
         """Whether resampling counts this call as an error (design §3)."""
         return self.status not in NOT_TOOL_ERRORS
+
+
+def sandbox_failure(call: ToolCall, reason: str) -> ToolResult:
+    """The result of a call that was not run, or not to its end, through no fault of its own."""
+    return ToolResult(id=call.id, status="sandbox_failure", reason=reason)
