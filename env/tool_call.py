@@ -110,7 +110,7 @@ class ToolResult(BaseModel):
 
     @property
     def is_tool_error(self) -> bool:
-        """Whether resampling counts this call as an error (design §3)."""
+        """Whether resampling counts this call as an error."""
         return self.status not in NOT_TOOL_ERRORS
 
 
