@@ -119,4 +119,4 @@ class ArchiveActor(Actor):
     async def on_describe(self, _: DescribeArchive) -> ArchiveStatus:
         with writing(self._folder):
             self._writer.flush()
-        return ArchiveStatus(trajectories=self._writer.stored, bytes_written=self._writer.bytes_written)
+        return ArchiveStatus(trajectories=self._writer.stored)

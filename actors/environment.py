@@ -47,7 +47,7 @@ from env.interpreters import Interpreters
 from env.isolation import IsolationKind
 from env.preflight import check_host
 from env.sessions import SessionOptions
-from env.tool_call import Limits, ToolCall, ToolResult
+from env.tool_call import Limits, ToolCall, ToolResult, sandbox_failure
 from env.zygotes import RECYCLE_AFTER
 from policies.scripted import Script
 
@@ -123,7 +123,7 @@ class EnvironmentActor(Actor):
         self._session_options = sessions or SessionOptions()
         self._open: dict[str, asyncio.Future[ToolResult]] = {}
         self._calls_run = self._sandbox_failures = self._cancelled = 0
-        self._answers_compared = self._comparisons_timed_out = 0
+        self._answers_compared = 0
         self._workload = workload
         self._recent = RecentResults(RECENT_RESULTS, RECENT_CHARACTERS)
 
@@ -180,7 +180,7 @@ class EnvironmentActor(Actor):
                 and request.session is not None
                 and not await self._knows(call, request.session)
             ):
-                missing = ToolResult(id=call.id, status="sandbox_failure", reason="The session is not known here.")
+                missing = sandbox_failure(call, "The session is not known here.")
                 return CallFinished(result=missing, history_missing=True)
             answer = self._open.get(call.id) or self._take(call)
             result = await asyncio.shield(answer)  # who gives up does not take the result from the others
@@ -234,16 +234,13 @@ class EnvironmentActor(Actor):
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
             live_sessions=described.live_sessions,
-            cells_replayed=described.cells_replayed,
             answers_compared=self._answers_compared,
-            comparisons_timed_out=self._comparisons_timed_out,
         )
 
     @handles(VerifyAnswer)
     async def on_verify(self, request: VerifyAnswer) -> AnswerVerified:
         verdict = await self._verifier.compare(request.extracted, request.gold)
         self._answers_compared += 1
-        self._comparisons_timed_out += verdict.reason == "timed_out"
         return AnswerVerified(verdict=verdict)
 
     def _take(self, call: ToolCall) -> asyncio.Future[ToolResult]:

@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.supervision import insist
 from actors.system.actor import ActorError, ActorLost, ActorRef, DeadlineExceeded, Port
-from env.tool_call import JUPYTER_TOOL, Cell, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, Cell, ToolCall, ToolResult, sandbox_failure
 from policies.dispatch import LeastOutstanding
 from policies.trajectory import Verdict
 
@@ -79,14 +79,14 @@ class EnvironmentPool:
 
         Cells belong to the session of their `trajectory`.
         """
-        return self._run_cell(call, trajectory) if call.tool == JUPYTER_TOOL else self._run(call, trajectory, None)
+        return self._run_cell(call, trajectory) if call.tool == JUPYTER_TOOL else self._run(call, None)
 
     async def _run_cell(self, call: ToolCall, trajectory: str) -> ToolResult:
         session = self._sessions.get(trajectory)
         if session is None:
             session = self._sessions[trajectory] = _Session(f"{trajectory}@{self._port.fresh_id()}")
         async with session.turn:
-            result = await self._run(call.model_copy(update={"session": session.key}), trajectory, session)
+            result = await self._run(call.model_copy(update={"session": session.key}), session)
             if result.status != "sandbox_failure":
                 session.last_call = call.id
                 if result.status != "invalid_call" and not result.session_ended:
@@ -104,20 +104,20 @@ class EnvironmentPool:
         ended = EndSessions(sessions=(session.key,))
         self._port.start_task(insist(self._port, self._environments[session.environment], ended))
 
-    async def _run(self, call: ToolCall, trajectory: str, session: _Session | None) -> ToolResult:
+    async def _run(self, call: ToolCall, session: _Session | None) -> ToolResult:
         avoid: frozenset[str] = frozenset()
         failures = losses = 0
         while True:
             name = self._dispatch.choose(avoid, session.environment if session is not None else "")
             try:
                 if session is None:
-                    result = (await self._ask(name, RunCall(call=call, trajectory=trajectory))).result
+                    result = (await self._ask(name, RunCall(call=call))).result
                 else:
-                    result = await self._ask_for_cell(name, call, trajectory, session)
+                    result = await self._ask_for_cell(name, call, session)
                 failures += result.status == "sandbox_failure"
             except ActorError as error:
                 losses += 1
-                result = ToolResult(id=call.id, status="sandbox_failure", reason=f"{type(error).__name__}: {error}")
+                result = sandbox_failure(call, f"{type(error).__name__}: {error}")
             finally:
                 self._dispatch.finished(name)
             if result.status != "sandbox_failure":
@@ -153,7 +153,7 @@ class EnvironmentPool:
             avoid |= {name}
         raise ActorLost(f"{FAILURES} environments were lost while they verified one answer; see their logs")
 
-    async def _ask_for_cell(self, name: str, call: ToolCall, trajectory: str, session: _Session) -> ToolResult:
+    async def _ask_for_cell(self, name: str, call: ToolCall, session: _Session) -> ToolResult:
         """One attempt at a cell; sends the earlier ones along where they are not known. Raises as `_ask`."""
         cells = tuple(session.cells)
         known = name == session.environment
@@ -161,10 +161,10 @@ class EnvironmentPool:
             self._free(session)
         session.environment = name
         so_far = SessionSoFar(last_call=session.last_call, cells=None if known else cells)
-        finished = await self._ask(name, RunCall(call=call, trajectory=trajectory, session=so_far))
+        finished = await self._ask(name, RunCall(call=call, session=so_far))
         if finished.history_missing:
             so_far = SessionSoFar(last_call=session.last_call, cells=cells)
-            finished = await self._ask(name, RunCall(call=call, trajectory=trajectory, session=so_far))
+            finished = await self._ask(name, RunCall(call=call, session=so_far))
         return finished.result
 
     async def _ask(self, name: str, request: RunCall) -> CallFinished:

@@ -246,7 +246,6 @@ class GeneratorActor(Watched):
             capacity=self._announced(),
             engine=self._engine.kind,
             running=usage.running,
-            kv_used_tokens=usage.kv_used_tokens,
             turns_served=self._turns_served,
             generated_tokens=usage.generated_tokens,
             busy_seconds=usage.busy_seconds,

@@ -193,8 +193,4 @@ def where(checkpoint: str, progress: RunProgress) -> str:
     """In words, where a run goes on; `checkpoint` is its name, empty if there is none."""
     if not checkpoint:
         return "from the beginning: the run had no checkpoint yet"
-    if progress.current is not None:
-        place = f"after step {progress.current.steps} of {progress.current.stage}"
-    else:
-        place = f"after {list(progress.done)[-1]}" if progress.done else "before the first stage"
-    return f"{place} (checkpoint {checkpoint})"
+    return f"{progress.place()} (checkpoint {checkpoint})"

@@ -73,10 +73,7 @@ class RunBooks:
 
     def place(self) -> str:
         """The same in words."""
-        current, done = self._progress.current, self.all_done()
-        if current is not None:
-            return f"after step {current.steps} of {current.stage}"
-        return f"after {done[-1]}" if done else "before the first step"
+        return self._progress.place()
 
     def done(self, name: str) -> Figures | None:
         """The figures of a stage or evaluation that has ended."""

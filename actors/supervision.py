@@ -5,7 +5,7 @@ Invariants:
 - what a dead rollout actor held (leases; requests and histories at generators; sessions) is given back for it;
 - what is said of one incarnation can't hit its successor.
 
-A parked ask tells of a death (design, section 2); asking again, after a pause, tells of the return.
+A parked ask (`AwaitEnd`, which is never answered) tells of a death; asking again, after a pause, tells of the return.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from env.idle_cores import IdleCores
-from env.tool_call import ToolCall, ToolResult
+from env.tool_call import ToolCall, ToolResult, sandbox_failure
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +152,3 @@ class CallScheduler:
             elif idle < BUSY:
                 self._at_once = max(self._cores, self._at_once - 1)
         self._looking = None
-
-
-def sandbox_failure(call: ToolCall, reason: str) -> ToolResult:
-    """The result of a call that was not run, or not to its end, through no fault of its own."""
-    return ToolResult(id=call.id, status="sandbox_failure", reason=reason)

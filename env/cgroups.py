@@ -204,9 +204,6 @@ class Slot:
         """Memory that is charged to it now."""
         return int(self._text(self._usage))
 
-    def processes(self) -> list[int]:
-        return [int(pid) for pid in (self._memory / "cgroup.procs").read_text().split()]
-
     def close(self) -> None:
         """Remove the cgroup; the slot's thread must have ended."""
         for descriptor in {self._peak, self._usage, self._events, self._at_limit, self._owner_at_limit}:

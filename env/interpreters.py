@@ -8,7 +8,7 @@ Invariants:
 - `run` gives exactly one result for each call, whatever the code does and whatever fails here;
 - a cancelled `run` ends its program, and its worker is free again only when nothing of it is left;
 - nothing is left on the host after `close`; if this process is killed, its jails end by themselves, and what remains
-  (empty cgroups) goes when a later run with the same run id starts.
+  (empty cgroups) goes when the same user next starts a sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from env.session_jails import JailRooms
 from env.session_room import Rooms
 from env.session_zygotes import ZygoteRooms
 from env.sessions import SessionOptions, Sessions
-from env.tool_call import JUPYTER_TOOL, TOOLS, Cell, Limits, ToolCall, ToolResult
+from env.tool_call import JUPYTER_TOOL, TOOLS, Cell, Limits, ToolCall, ToolResult, sandbox_failure
 from env.zygotes import RECYCLE_AFTER, Zygotes
 
 logger = logging.getLogger(__name__)
@@ -96,8 +96,8 @@ class Interpreters:
         """What keeps calls away from the host and from each other. Raises as `isolation` does."""
         weaknesses = (await self.isolation()).weaknesses
         opened = self._opened()
-        live, replayed = (opened.live, opened.replayed) if opened is not None else (0, 0)
-        return SandboxDescription(SANDBOX, self.isolation_kind, weaknesses, live, replayed)
+        live = 0 if opened is None else opened.live
+        return SandboxDescription(SANDBOX, self.isolation_kind, weaknesses, live)
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call when its turn comes. A program's failure is a result, never an exception.
@@ -157,7 +157,7 @@ class Interpreters:
     async def _serve(self, call: ToolCall, running: Running) -> ToolResult:
         async with self._turn:
             if running.aborted:
-                return _failure(call, "The call was given up before it started.")
+                return sandbox_failure(call, "The call was given up before it started.")
             worker = self._free.pop()
             try:
                 limits = _at_most(call.limits, self.limits)
@@ -166,7 +166,7 @@ class Interpreters:
                 return await (await self._started()).run(call, limits, worker, running)
             except OSError as error:
                 logger.warning("call %s could not be run: %s", call.id, error)
-                return _failure(call, f"The sandbox could not start the program: {error}")
+                return sandbox_failure(call, f"The sandbox could not start the program: {error}")
             finally:
                 self._free.append(worker)
 
@@ -232,7 +232,3 @@ def _what_is_wrong(call: ToolCall) -> str:
     if call.tool == JUPYTER_TOOL and call.input:
         return f"{JUPYTER_TOOL!r} has no standard input."
     return ""
-
-
-def _failure(call: ToolCall, reason: str) -> ToolResult:
-    return ToolResult(id=call.id, status="sandbox_failure", reason=reason)

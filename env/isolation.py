@@ -34,8 +34,6 @@ class SandboxDescription(NamedTuple):
     """What this host can't give, and what stands in for it; one sentence each."""
     live_sessions: int = 0
     """Sessions that have a process."""
-    cells_replayed: int = 0
-    """Cells that were run again because their session's process was gone."""
 
 
 class Isolation(Protocol):

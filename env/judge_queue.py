@@ -14,9 +14,9 @@ import uuid
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from env.call_scheduler import Runs, sandbox_failure
+from env.call_scheduler import Runs
 from env.judge_models import LANGUAGE, RunResult, Submission, told
-from env.tool_call import Limits, ToolCall, ToolResult
+from env.tool_call import Limits, ToolCall, ToolResult, sandbox_failure
 
 _NO_ECHO = "\nNone"
 """Our interpreters print the value of a last expression, as notebooks do; Code Judge runs scripts."""

@@ -31,7 +31,7 @@ from env.isolation import Running
 from env.session_books import Begin, SessionBooks
 from env.session_process import SessionProcess
 from env.session_room import Rooms
-from env.tool_call import Cell, Limits, ToolCall, ToolResult
+from env.tool_call import Cell, Limits, ToolCall, ToolResult, sandbox_failure
 from env.verdict import verdict
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Sessions:
         state = self._state(call.session)
         async with state.turn:
             if running.aborted or state.over:
-                return ToolResult(id=call.id, status="sandbox_failure", reason="The call or its session was given up.")
+                return sandbox_failure(call, "The call or its session was given up.")
             begin = self._books.begin(call.session)
             try:
                 result = await self._run(call, limits, running, state, begin)

@@ -111,5 +111,10 @@ class ToolResult(BaseModel):
 
     @property
     def is_tool_error(self) -> bool:
-        """Whether resampling counts this call as an error (design §3)."""
+        """Whether resampling counts this call as an error."""
         return self.status not in NOT_TOOL_ERRORS
+
+
+def sandbox_failure(call: ToolCall, reason: str) -> ToolResult:
+    """The result of a call that was not run, or not to its end, through no fault of its own."""
+    return ToolResult(id=call.id, status="sandbox_failure", reason=reason)

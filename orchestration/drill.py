@@ -104,7 +104,8 @@ class Drill:
         if took > most:
             return f"took {took:.0f} s of virtual time; {self._calm_s:.0f} s without faults, at most {most:.0f} s with"
         accounted = once.figures["rollouts"] + once.figures["dropped"]
-        expected = (STEPS * PROMPTS + once.figures["groups_too_old"]) * self._options().sampled
+        refills = sum(step["refill_groups"] for step in once.steps)
+        expected = (STEPS * PROMPTS + refills + once.figures["groups_too_old"]) * self._options().sampled
         if accounted != expected:
             return f"{accounted:.0f} rollouts are accounted for, {expected:.0f} were asked for"
         return ""

@@ -30,12 +30,8 @@ from orchestration.plot_frame import (
 
 PARTS_OF_A_STEP = {
     "rollout": ("generation and tools", BLUE),
-    "generation": ("generation", BLUE),
-    "tools": ("waiting for tools", SKY),
-    "resample": ("resampling", YELLOW),
     "learn": ("learning", GREEN),
     "sync": ("weight sync", ORANGE),
-    "evaluation": ("evaluation", PINK),
 }
 """`time_<part>_s` -> what it is called and its colour; parts that are not listed go by their own names."""
 

@@ -15,6 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from actors.engines.vllm_options import ITEM_BYTES, kv_values_per_token
 from actors.tokenizer import PromptOptions, load_chat_format
 from env import zygotes
 from env.cgroup_hierarchy import memory_left, tasks_left
@@ -38,7 +39,6 @@ RAY_TASKS = 84
 """Processes and threads of Ray's own (gcs 26, raylet 28) and of the driver (30), as seen on two cores."""
 ACTOR_TASKS = {"generator": 67, "learner": 30}
 LIGHT_ACTOR_TASKS = 26
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 LEARNER_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 20}
 """Weights, gradients and two moments; in bfloat16 weights and their gradients, and everything again in float32."""
 
@@ -304,13 +304,8 @@ def _shape_on_disk(path: Path) -> ModelShape:
     stored = sum(file.stat().st_size for file in weights)
     return ModelShape(
         parameters=stored // 2,  # bf16 on disk, as most are; float32 errs on the safe side
-        kv_values_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config),
+        kv_values_per_token=kv_values_per_token(config),
     )
-
-
-def head_size(config: Any) -> int:
-    """Of a transformers config: some kinds have no `head_dim`, in others it may be None."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _gpu_faults(recipe: Recipe) -> list[str]:

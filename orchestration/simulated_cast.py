@@ -34,11 +34,11 @@ def workload_of(recipe: Recipe) -> Workload:
 def engine_of(recipe: Recipe) -> SimulatedOptions:
     """The simulated engine with the capacity of the recipe's own. Raises `RecipeError` if that is left to vLLM."""
     engine = recipe.generators.engine
-    if engine.kv_tokens is None:
+    if engine.kv_blocks is None:
         raise RecipeError("generators.engine.kv_tokens is left to vLLM; a simulation needs to know it: give a number")
     return SimulatedOptions(
         limits=BatchingLimits(
-            kv_blocks=engine.kv_tokens // engine.block_tokens,
+            kv_blocks=engine.kv_blocks,
             block_tokens=engine.block_tokens,
             max_running=engine.max_running,
             max_step_tokens=max(engine.max_step_tokens, engine.max_running),

@@ -215,9 +215,15 @@ class _Run:
         return EngineWatch(
             stage,
             refs,
-            kv_tokens=self._recipe.generators.engine.kv_tokens or 1,
+            kv_tokens=self._kv_tokens(),
             interval_s=max(0.05, tokens / count / 2000 / SAMPLES),
         )
+
+    def _kv_tokens(self) -> int:
+        """Of each engine: what it holds in whole blocks, which may be more than the recipe's `kv_tokens`."""
+        engine = self._recipe.generators.engine
+        assert engine.kv_blocks is not None, "the cast asks for it"
+        return engine.kv_blocks * engine.block_tokens
 
     def _on_call_asked(self, event: Event) -> None:
         assert isinstance(event.message, RunCall)
@@ -255,12 +261,11 @@ class _Run:
         step_s = sum(step["time_total_s"] for step in steps) / n
         trajectories = [trajectory for _, trajectory in self._trajectories.values()]
         engine = recipe.generators.engine
-        assert engine.kv_tokens is not None, "the cast asks for it"
         bound = lower_bound(
             trajectories,
             cost=recipe.simulation.cost,
             engines=count,
-            kv_tokens=engine.kv_tokens,
+            kv_tokens=self._kv_tokens(),
             max_running=engine.max_running,
         )
         engines = [actor.engine for actor in self._generators]

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from orchestration.preflight import ITEM_BYTES, head_size, model_shape
+from actors.engines.vllm_options import ITEM_BYTES, head_size
+from orchestration.preflight import model_shape
 from orchestration.recipe import Recipe, RecipeError
 from policies.hardware import GIB, GPUS, Demand, ModelSize, Sizing, size
 from policies.stages import ReinforcementOptions

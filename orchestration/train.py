@@ -34,7 +34,7 @@ from actors.system.ray_stage import RayStage
 from actors.system.stage import Death
 from orchestration.analysis_report import write_analysis
 from orchestration.cast import Cast, cast_for, enter
-from orchestration.data.prepare import prepare_data
+from orchestration.data.prepare import DATA, prepare_data
 from orchestration.evaluation.estimators import accuracy_interval
 from orchestration.examples import write_examples
 from orchestration.metrics import MetricsSink
@@ -149,7 +149,7 @@ class Training:
         with writing(self._folder):
             recipe = self._recipe
             model = recipe.model.path or write_scratch_model(recipe.model, recipe.seed, self._folder / "model")
-            recipe = self._recipe = prepare_data(recipe, model, self._folder / "data", self._progress.note)
+            recipe = self._recipe = prepare_data(recipe, model, self._folder / DATA, self._progress.note)
         cast = cast_for(recipe, model=model, folder=self._folder, run_id=self._folder.name, beginning=self._beginning)
         for note in self._beginning.notes:
             self._progress.note(note)

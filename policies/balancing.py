@@ -28,7 +28,8 @@ class BalancerOptions(Options):
 
     strategy: StrategyName = "predictive"
     headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each generator's KV capacity that is never promised (worst_case, oversubscribed, predictive)."""
+    """Share of each generator's KV capacity that is never promised (worst_case, oversubscribed, predictive). Under
+    every strategy a rollout that could come to more than the rest is refused."""
     batch: Annotated[int, Field(ge=1)] = 256
     """static and static_async: rollouts that a generator takes at once; it takes the next ones when all of these are
     done. The default is the paper's 16,384 rollouts on 64 GPUs."""

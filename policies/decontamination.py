@@ -16,12 +16,12 @@ N = 8
 class Overlap:
     """The n-grams of evaluation questions."""
 
-    def __init__(self, questions: Iterable[str], n: int = N) -> None:
+    def __init__(self, questions: Iterable[str]) -> None:
         self._grams: dict[int, set[tuple[str, ...]]] = {}
-        """By length, shorter ones than `n` only where a whole question is so short."""
+        """By length, shorter ones than `N` only where a whole question is so short."""
         for question in questions:
             words = words_of(question)
-            size = min(n, len(words))
+            size = min(N, len(words))
             if size:
                 self._grams.setdefault(size, set()).update(_grams(words, size))
 

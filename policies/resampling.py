@@ -6,8 +6,8 @@ Invariants:
 - randomness comes from the caller's generator alone, drawn in a fixed order: same seed, same choice.
 
 Source: rStar2-Agent (arXiv 2508.20722), GRPO-RoC, eq. 4-5 and the sampling rule below them. Where the paper is silent
-(zero penalties, replacement, odd counts) the rule is completed as the design says; the paper's release differs in the
-places that `ResamplingOptions` names.
+(zero penalties, replacement, odd counts) the rule is completed here: `epsilon`, draws without replacement, half of the
+wrong ones rounded down. The paper's release differs in the places that `ResamplingOptions` names.
 """
 
 from __future__ import annotations

@@ -64,6 +64,12 @@ class RunProgress(Record):
     untold: tuple[StepFigures, ...] = ()
     """What was reported and may have reached nobody."""
 
+    def place(self) -> str:
+        """In words, how far the run has come."""
+        if self.current is not None:
+            return f"after step {self.current.steps} of {self.current.stage}"
+        return f"after {list(self.done)[-1]}" if self.done else "before the first step"
+
     def counts(self, kind: str, stage: str, step: int) -> bool:
         """Whether a line of metrics tells of something that is part of this progress, and is not told again."""
         if any((each.kind, each.stage, each.step) == (kind, stage, step) for each in self.untold):

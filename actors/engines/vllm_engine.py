@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from actors.engines.engine import EngineCapacity, EngineFailed, EngineUsage, SampleRequest, SampleResult
-from actors.engines.vllm_options import VllmOptions
+from actors.engines.vllm_options import ITEM_BYTES, VllmOptions, kv_values_per_token
 from actors.engines.vllm_rounds import Round, Running, Stepped
 from actors.system.clock import Clock, seconds_since
 from actors.system.kill_point import reached
@@ -124,11 +124,10 @@ class VllmEngine:
         await self._offload(lambda: 0.0, lambda: self._load_weights(version, pairs))
 
     def usage(self) -> EngineUsage:
-        tokens = self._capacity.kv_tokens if self._capacity else 0
         self._count_kv()
         return EngineUsage(
             running=len(self._requests),
-            kv_used_tokens=round(self._kv_share * tokens),
+            kv_used_tokens=round(self._kv_share * self.capacity().kv_tokens),
             generated_tokens=self._generated,
             busy_seconds=self._busy_seconds,
             kv_token_seconds=self._kv_token_seconds,
@@ -271,15 +270,12 @@ class VllmEngine:
         """Bytes of the KV cache that was asked for; None leaves its size to vLLM."""
         from transformers import AutoConfig
 
-        if self._options.kv_tokens is None:
+        options = self._options
+        if options.kv_blocks is None:
             return None
-        config = AutoConfig.from_pretrained(self._model)
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head
-        item = {"float32": 4, "bfloat16": 2}[self._options.dtype]
+        per_token = kv_values_per_token(AutoConfig.from_pretrained(self._model)) * ITEM_BYTES[options.dtype]
         # One block more than asked for: vLLM keeps its first one as the null block.
-        blocks = -(-self._options.kv_tokens // self._options.block_tokens) + 1
-        return blocks * self._options.block_tokens * per_token * item
+        return (options.kv_blocks + 1) * options.block_tokens * per_token
 
     def _step(self, work: Round) -> Stepped:
         from vllm import SamplingParams, TokensPrompt

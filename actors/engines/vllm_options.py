@@ -1,12 +1,15 @@
-"""How vLLM is set up. Free of vLLM: recipes hold these options."""
+"""How vLLM is set up, and what its KV cache takes. Free of vLLM: recipes hold these options."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from policies.options import Options
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a number, by dtype."""
 
 
 class VllmOptions(Options):
@@ -30,3 +33,18 @@ class VllmOptions(Options):
     An engine that shares its cores with sandboxes would otherwise burn them on steps of a few sequences each, and so
     keep back the very tool results that would make its batches larger. 0 where generators have cores of their own.
     """
+
+    @property
+    def kv_blocks(self) -> int | None:
+        """Blocks that hold `kv_tokens`, the last of them perhaps in part; None where that is left to vLLM."""
+        return None if self.kv_tokens is None else -(-self.kv_tokens // self.block_tokens)
+
+
+def head_size(config: Any) -> int:
+    """Of a transformers config: some kinds have no `head_dim`, in others it may be None."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def kv_values_per_token(config: Any) -> int:
+    """Keys and values of all layers that a token of a model with this transformers config keeps in the cache."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config)

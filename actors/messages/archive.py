@@ -17,8 +17,6 @@ class StoreTrajectory(Request[Done], tag="archive.store"):
 class ArchiveStatus(Message, tag="archive.status"):
     trajectories: int
     """All in the archive."""
-    bytes_written: int
-    """By this writer."""
 
 
 class DescribeArchive(Request[ArchiveStatus], tag="archive.describe"):

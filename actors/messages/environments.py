@@ -31,8 +31,6 @@ class RunCall(Request[CallFinished], tag="environment.run"):
     """
 
     call: ToolCall
-    trajectory: str
-    """The rollout that makes the call."""
     session: SessionSoFar | None = None
     """Given with cells."""
 
@@ -94,11 +92,8 @@ class EnvironmentStatus(Message, tag="environment.status"):
     running: int
     live_sessions: int
     """Sessions that have a process."""
-    cells_replayed: int
-    """Cells that were run again because their session's process was gone."""
     answers_compared: int
     """Answers that could not be judged at sight."""
-    comparisons_timed_out: int
 
 
 class DescribeEnvironment(Request[EnvironmentStatus], tag="environment.describe"):

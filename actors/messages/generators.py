@@ -78,7 +78,6 @@ class GeneratorStatus(Message, tag="generator.status"):
     """Kind of engine, for the books: `vllm`, or the name of a simulated one."""
     running: int
     """Turns in the engine now."""
-    kv_used_tokens: int
     turns_served: int
     generated_tokens: int
     busy_seconds: float

@@ -95,8 +95,6 @@ class ArchiveWriter:
             self._segment = _Segment(folder, _next_number(folder))
             undo.pop_all()
         self._finished: list[_Segment] = []
-        self._finished_bytes = 0
-        self._appended = 0
 
     @property
     def path(self) -> Path:
@@ -104,19 +102,9 @@ class ArchiveWriter:
         return self._segment.path
 
     @property
-    def bytes_written(self) -> int:
-        """By this writer, in all its segments."""
-        return self._finished_bytes + self._segment.file.size
-
-    @property
     def has_finished_segments(self) -> bool:
         """Whether there is something for `settle` to do."""
         return bool(self._finished)
-
-    @property
-    def trajectories(self) -> int:
-        """Stored by this writer."""
-        return self._appended
 
     @property
     def stored(self) -> int:
@@ -130,7 +118,6 @@ class ArchiveWriter:
         """
         if self._segment.file.size >= self._segment_bytes:
             following = _Segment(self._folder, _next_number(self._folder))
-            self._finished_bytes += self._segment.file.size
             self._finished.append(self._segment)
             self._segment = following
         payload = self._segment.file.pack(trajectory.__dict__)
@@ -138,7 +125,6 @@ class ArchiveWriter:
         if known not in self._stored:
             self._segment.append(trajectory, payload)
             self._stored.add(*known)
-            self._appended += 1
 
     def flush(self) -> None:
         """Bring the index up to date."""

@@ -23,7 +23,6 @@ from typing import Any
 from actors.system.actor import Actor, ActorRef, Blobs, CannotGoOn, seed_for
 from actors.system.carried_folder import CarriedFolder
 from actors.system.clock import Clock, RealClock, ThreadWatch, ThreadWork
-from actors.system.links import Limits
 from actors.system.mailbox import Mailbox
 from actors.system.message import Message, Request
 from actors.system.stage import Part
@@ -77,11 +76,10 @@ class ActorPort:
         seed: int,
         blobs: Blobs,
         on_failure: Callable[[BaseException], None],
-        clock: Clock | None = None,
     ) -> None:
         self.name = mailbox.name
         self.incarnation = mailbox.incarnation
-        self.clock: Clock = clock or RealClock()
+        self.clock: Clock = RealClock()
         self.random = random.Random(seed_for(seed, self.name))
         self.blobs = blobs
         self._mailbox = mailbox
@@ -140,19 +138,18 @@ class ActorHost:
         blobs: Blobs,
         unpickle: Callable[[bytes], Any],
         on_failure: Callable[[BaseException], None],
-        limits: Limits | None = None,
     ) -> None:
         self.spec = spec
-        self.mailbox = Mailbox(spec.name, spec.incarnation, self._handle, limits)
+        self.mailbox = Mailbox(spec.name, spec.incarnation, self._handle)
         self.port = ActorPort(self.mailbox, seed=spec.seed, blobs=blobs, on_failure=on_failure)
         self._unpickle = unpickle
         self._actor: Actor | None = None
 
-    def construct(self, folders: dict[str, str] | None = None) -> str:
+    def construct(self, folders: dict[str, str]) -> str:
         """Import the class and call it, with the paths of carried folders. Returns why that failed, if it did."""
         try:
             cls = load_class(self.spec.module, self.spec.qualname)
-            self._actor = cls(**self._unpickle(self.spec.arguments), **(folders or {}))
+            self._actor = cls(**self._unpickle(self.spec.arguments), **folders)
             self._actor.port = self.port
         except Exception:  # a boundary: whatever it is, the stage's user must read it
             logger.exception("%s could not be made", self.spec.name)

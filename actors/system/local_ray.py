@@ -32,6 +32,8 @@ from actors.system.leftovers import (
 from actors.system.ray_access import connect_ray, require_token
 from actors.system.stage import ActorStartFailed
 
+NODE_STORE_BYTES = 150 << 20
+"""Of the object store of a node that is added."""
 _AGENT_COMMAND = re.compile(r"^(--(?:dashboard|runtime_env)_agent_command=).*", re.DOTALL)
 _core: Any = importlib.import_module("ray._raylet")  # compiled, without types
 _AGENT_PORTS = (
@@ -130,7 +132,6 @@ class LocalRay:
         gpus: int = 0,
         resources: dict[str, float] | None = None,
         labels: dict[str, str] | None = None,
-        object_store_bytes: int = 150 << 20,
     ) -> str:
         """One more raylet, as if it were another machine; returns its id. For tests of many nodes.
 
@@ -142,7 +143,7 @@ class LocalRay:
             num_gpus=gpus,
             resources=resources or {},
             labels=labels or {},
-            object_store_memory=object_store_bytes,
+            object_store_memory=NODE_STORE_BYTES,
             gcs_address=self.address,
             redis_address=self.address,
             include_log_monitor=False,  # pyright: ignore[reportArgumentType]

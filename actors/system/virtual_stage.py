@@ -17,7 +17,6 @@ import copy
 import logging
 import math
 import traceback
-from collections.abc import Callable
 from typing import Any, Self
 
 from actors.system.actor import Actor, ActorRef
@@ -64,7 +63,6 @@ class VirtualStage:
         self._seed, self._wire_every = seed, wire_every
         self._plan = plan or ActorFaultPlan()
         self._members: dict[str, Member] = {}
-        self._listeners: list[Callable[[Death], None]] = []
         self._blobs: dict[str, Any] = {}
         self._opened = self._closed = False
 
@@ -95,10 +93,6 @@ class VirtualStage:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def on_death(self, listener: Callable[[Death], None]) -> None:
-        """Call `listener` whenever an actor dies without being asked to stop."""
-        self._listeners.append(listener)
 
     def actor(self, ref: ActorRef) -> Actor:
         """The object that plays a part now, for those who watch a run.
@@ -211,10 +205,7 @@ class VirtualStage:
         now_s = self.loop.time()
         lived_s = 0.0 if member.since_s is None else now_s - member.since_s
         pause_s = member.budget.pause_after_death(now_s, lived_s)
-        death = Death(member.name, member.incarnation, reason, pause_s is not None)
-        self.deaths.append(death)
-        for listener in self._listeners:
-            listener(death)
+        self.deaths.append(Death(member.name, member.incarnation, reason, pause_s is not None))
         if pause_s is not None and not self._closed:
             self.loop.create_task(self._restart(member, pause_s))
 

@@ -46,11 +46,8 @@ class SelectionError(ValueError):
     """A condition or an order that makes no sense; the text says what would."""
 
 
-class Condition(NamedTuple):
-    """One condition, as the user wrote it, and its test."""
-
-    text: str
-    holds: Callable[[IndexRow], bool]
+type Condition = Callable[[IndexRow], bool]
+"""Whether a row meets a condition."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -61,10 +58,10 @@ def parse_condition(text: str) -> Condition:
     if field in NUMBERS:
         low, high = _interval(field, value)
         number = NUMBERS[field]
-        return Condition(text, lambda row: low <= number(row) <= high)
+        return lambda row: low <= number(row) <= high
     if field in TEXTS:
         patterns, texts = [each.strip() for each in value.split(",")], TEXTS[field]
-        return Condition(text, lambda row: any(fnmatchcase(each, p) for each in texts(row) for p in patterns))
+        return lambda row: any(fnmatchcase(each, p) for each in texts(row) for p in patterns)
     raise SelectionError(f"there is no field {field!r} to select by; fields are {', '.join([*NUMBERS, *TEXTS])}")
 
 
@@ -87,7 +84,7 @@ def select(
 
     Raises `SelectionError` if there is no such field.
     """
-    chosen = [row for row in rows if all(condition.holds(row) for condition in conditions)]
+    chosen = [row for row in rows if all(holds(row) for holds in conditions)]
     if sort is None:
         return chosen[::-1] if reverse else chosen
     key = NUMBERS.get(sort) or TEXTS.get(sort)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from actors.prepared import open_stream
 from orchestration.data.chats import load_chats, marked, shown, write_chats
 from orchestration.data.problems import Problems, leave_out, load_problems, write_problems
 from orchestration.data.rows import DataError, may_be_on_the_hub
@@ -27,6 +28,8 @@ from policies.problem_sets import PROBLEM_SETS
 from policies.stages import EvaluationOptions, FineTuningOptions
 from policies.trajectory import Problem
 
+DATA = "data"
+"""Folder of a run in which its prepared files are."""
 CHECKED = 50
 """So many chats of a stage are checked for a mask that agrees with the template, and for their lengths; all are when
 the stage begins. And of so many problems that are made, whether their prompts fit."""
@@ -206,6 +209,13 @@ class _Preparation:
             raise DataError(f"{limit}, but all {len(samples)} chats of the stage are longer; raise it")
         if too_long:
             self._tell(f"{name}: {too_long} of the first {len(checked)} chats are longer than {limit}")
+
+
+def training_stream(run: Path, stage: str, options: ProblemOptions, run_seed: int) -> ProblemStream:
+    """The training problems of a stage, as the run in that folder has posed them."""
+    if options.dataset is not None:
+        options = _prepared(options, run / DATA / f"{stage}.jsonl")
+    return open_stream(options, run_seed=run_seed, held_out=False)
 
 
 def _prepared(options: ProblemOptions, path: Path) -> ProblemOptions:

@@ -26,6 +26,8 @@ from policies.tool_calls import CLOSE, OPEN, parse_calls, result_text, schemas_o
 from policies.trajectory import Finish, Verdict
 from policies.verification import extract_answer, judge_at_sight
 
+WORKERS = 2
+"""Programs that run at once."""
 TOOLS_PROMPT = (
     SYSTEM_PROMPT
     + "\n\n# Tools\nYou may call these functions:\n<tools>\n"
@@ -40,12 +42,11 @@ class Server:
     Args:
         url: up to and including `/v1`.
         name: the served model's name; None takes the only one that the server lists.
-        workers: programs that run at once.
     """
 
-    def __init__(self, url: str, name: str | None, key: str, workers: int = 2, seed: int = 0) -> None:
+    def __init__(self, url: str, name: str | None, key: str, seed: int = 0) -> None:
         self._completions, self._seed = Completions(url, name, key, "--served-model"), seed
-        self._interpreters = Interpreters(Limits(), workers=workers, run_id="greenroom-evaluate")
+        self._interpreters = Interpreters(Limits(), workers=WORKERS, run_id="greenroom-evaluate")
         self._verifier = Verifier(workers=1)
 
     async def play(self, wanted: Sequence[Wanted], keep: Callable[[Answer], None]) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from actors.storage.frames import ArchiveCorrupt, ArchiveError
 from actors.storage.index import IndexRow
@@ -74,15 +75,19 @@ class RecordedRun:
         """The groups of each step of a stage: `(step, [group][rollout])`, in the order in which resampling had them.
 
         A group of which nothing was stored (every rollout was dropped) is empty. Of an asynchronous stage the ledger
-        says which groups a step took; steps that changed nothing are not in it.
+        says which groups a step took; steps that changed nothing are not in it. With dynamic sampling the ledger says
+        it, too, of the steps that it has: one that was done again, after a death, may have added fewer groups.
         """
         options = None if self.recipe is None else self.recipe.stages.get(stage)
         if isinstance(options, ReinforcementOptions) and options.max_staleness:
             yield from self._trained_steps(stage)
             return
+        taken: dict[int, set[str]] = {}
+        if isinstance(options, ReinforcementOptions) and options.dynamic_sampling is not None:
+            taken = {line["step"]: set(line["taken"]) for line in self._ledger(stage)}
         by_step: dict[int, dict[int, list[IndexRow]]] = {}
         for row in self.rows:
-            if row.stage == stage:
+            if row.stage == stage and (row.step not in taken or row.group in taken[row.step]):
                 by_step.setdefault(row.step, {}).setdefault(group_number(row), []).append(row)
         for step, groups in sorted(by_step.items()):
             ordered = [sorted(groups.get(number, []), key=lambda row: row.sample) for number in range(max(groups) + 1)]
@@ -92,13 +97,16 @@ class RecordedRun:
         by_group: dict[str, list[IndexRow]] = {}
         for row in self.rows:
             by_group.setdefault(row.group, []).append(row)
-        for line in read_trained_steps(self.archive.folder / FILE):
-            if line["stage"] == stage:
-                missing = [group for group in line["taken"] if group not in by_group]
-                if missing:
-                    raise ArchiveError(f"{FILE} says that group {missing[0]} was taken, of which nothing is stored")
-                rows = [sorted(by_group[group], key=lambda row: row.sample) for group in line["taken"]]
-                yield line["step"], [[self.archive.read(row) for row in group] for group in rows]
+        for line in self._ledger(stage):
+            missing = [group for group in line["taken"] if group not in by_group]
+            if missing:
+                raise ArchiveError(f"{FILE} says that group {missing[0]} was taken, of which nothing is stored")
+            rows = [sorted(by_group[group], key=lambda row: row.sample) for group in line["taken"]]
+            yield line["step"], [[self.archive.read(row) for row in group] for group in rows]
+
+    def _ledger(self, stage: str) -> list[dict[str, Any]]:
+        """The steps of a stage that changed the weights."""
+        return [line for line in read_trained_steps(self.archive.folder / FILE) if line["stage"] == stage]
 
     def metrics(self, kind: Kind, stage: str) -> dict[int, Record]:
         """The records of a stage, by step (from 0); of a step that was recorded twice the last one counts."""

@@ -36,7 +36,6 @@ async def test_what_was_answered_for_is_on_disk_and_repeats_are_not(tmp_path: Pa
         assert [each.id for each in read_archive(tmp_path)] == ["a", "b"]
         status = await stage.port.ask(ActorRef("archive"), DescribeArchive())
     assert status.trajectories == 2
-    assert status.bytes_written == sum(path.stat().st_size for _, path in segments(tmp_path))
 
 
 async def test_rollouts_are_found_if_the_weights_asked_for_sampled_all_of_them(tmp_path: Path) -> None:
@@ -82,10 +81,8 @@ async def test_full_segments_are_followed_by_new_ones(tmp_path: Path) -> None:
     async with InProcessStage() as stage:
         await stage.host("archive", ArchiveActor(folder=str(tmp_path), segment_bytes=1000))
         await store(stage, *(f"t{index}" for index in range(12)))
-        status = await stage.port.ask(ActorRef("archive"), DescribeArchive())
     assert len(segments(tmp_path)) > 2
     assert [each.id for each in read_archive(tmp_path)] == [f"t{index}" for index in range(12)]
-    assert status.bytes_written == sum(path.stat().st_size for _, path in segments(tmp_path))
 
 
 async def test_a_second_archive_actor_on_the_same_folder_is_refused(tmp_path: Path) -> None:

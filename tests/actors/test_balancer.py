@@ -202,7 +202,6 @@ class Generator(Actor):
             capacity=capacity(),
             engine="none",
             running=0,
-            kv_used_tokens=0,
             turns_served=0,
             generated_tokens=0,
             busy_seconds=0.0,

@@ -37,7 +37,7 @@ async def stage() -> AsyncIterator[InProcessStage]:
 
 
 def run(call_id: str, code: str) -> RunCall:
-    return RunCall(call=ToolCall(id=call_id, code=code), trajectory="t")
+    return RunCall(call=ToolCall(id=call_id, code=code))
 
 
 UNIQUE = "import os; print(os.urandom(8).hex())"
@@ -225,7 +225,7 @@ async def test_the_status_counts_calls_and_names_the_sandbox() -> None:
     async with InProcessStage() as stage:
         environment = await stage.host("environment", EnvironmentActor(limits=Limits(wall_seconds=5), workers=1))
         for name in ("one", "two", "two"):
-            await stage.port.ask(environment, RunCall(call=ToolCall(id=name, code="1 + 1"), trajectory="t"), 30)
+            await stage.port.ask(environment, RunCall(call=ToolCall(id=name, code="1 + 1")), 30)
         status = await stage.port.ask(environment, DescribeEnvironment(), 30)
         assert (status.sandbox, status.calls_run, status.sandbox_failures) == ("nsjail", 2, 0)
 
@@ -235,7 +235,7 @@ async def test_answers_are_compared_and_counted(stage: InProcessStage):
     asked = [stage.port.ask(ENVIRONMENT, VerifyAnswer(extracted="\\sqrt{12}", gold=gold), 60) for gold in golds]
     assert [answer.verdict.reason for answer in await asyncio.gather(*asked)] == ["right", "wrong"]
     status = await stage.port.ask(ENVIRONMENT, DescribeEnvironment(), 30)
-    assert (status.answers_compared, status.comparisons_timed_out, status.calls_run) == (2, 0, 0)
+    assert (status.answers_compared, status.calls_run) == (2, 0)
 
 
 @pytest.mark.slow

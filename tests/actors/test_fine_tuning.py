@@ -60,7 +60,7 @@ async def test_broken_programs_of_one_shape_fail_alike(stage: InProcessStage, tm
             script = Script("", expression, (program,), (), (PYTHON_TOOL,))
             short = await stage_one._failure(program, script)
             call = ToolCall(id=program, code=program, limits=LIMITS.call)
-            ran = (await stage.port.ask(ActorRef("environment"), RunCall(call=call, trajectory="t"), 60)).result
+            ran = (await stage.port.ask(ActorRef("environment"), RunCall(call=call), 60)).result
             assert (short.status, short.stderr) == (ran.status, ran.stderr) and short.status == "error"
     assert len(stage_one._failures) == 6, "five expressions of three shapes, each broken in two ways"
 

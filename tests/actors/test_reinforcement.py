@@ -100,7 +100,7 @@ class IdleGenerator(Actor):
             capacity=Capacity(
                 generator="generator-0", incarnation=0, kv_tokens=1024, block_tokens=16, max_sequence_tokens=64
             ),
-            engine="none", running=0, kv_used_tokens=0, turns_served=0, generated_tokens=0, busy_seconds=0.0,
+            engine="none", running=0, turns_served=0, generated_tokens=0, busy_seconds=0.0,
             kv_token_seconds=0.0, version=WeightsVersion(0, 1), peak_memory_bytes=0,
         )  # fmt: skip
 

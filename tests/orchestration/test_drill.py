@@ -13,6 +13,7 @@ from actors.system.actor_faults import ActorFault, ActorFaultPlan, shrink
 from orchestration.cli import app
 from orchestration.drill import Drill
 from orchestration.recipe import RecipeError
+from orchestration.recipe_loading import validate_recipe
 from orchestration.simulation import Setting, rehearse
 from tests.orchestration.small_recipe import small_recipe
 
@@ -37,6 +38,16 @@ def test_a_few_plans_break_nothing(drill: Drill) -> None:
 def test_a_killed_generator_costs_no_rollout(drill: Drill) -> None:
     plan = ActorFaultPlan(faults=(ActorFault(kind="kill", at=3.0, actor="generator-1"),))
     assert drill.fault_of(plan, None) == ""
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_groups_that_dynamic_sampling_adds_are_accounted_for(max_staleness: int) -> None:
+    recipe = small_recipe()
+    refilled = {"dynamic_sampling": {"groups": 6, "rounds": 1}, "max_staleness": max_staleness}
+    data = recipe.model_dump(mode="json", exclude_none=True)
+    data["stages"]["rl"] |= refilled
+    plan = ActorFaultPlan(faults=(ActorFault(kind="kill", at=3.0, actor="generator-1"),))
+    assert Drill(validate_recipe(data, "a recipe that refills")).fault_of(plan, None) == ""
 
 
 def test_a_generator_that_is_gone_for_good_is_waited_for_once() -> None:

@@ -20,6 +20,7 @@ from orchestration.side_by_side import WorkerLost
 from orchestration.simulate import STRATEGIES, calibrated, chosen_strategies, rescaled
 from orchestration.simulated_cast import engine_of, workload_of
 from orchestration.simulation import Rehearsal, Setting
+from policies.balancing import BalancerOptions, longest_lease
 from policies.batching_records import BatchingLimits
 from policies.cost_fitting import FitError
 from policies.dialogue import DialogueLimits
@@ -30,6 +31,7 @@ from policies.workloads import ScriptedDialogue
 from tests.orchestration.small_recipe import small_recipe
 
 ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
 PAPER = ROOT / "recipes" / "rstar2-14b-64gpu.toml"
 
 
@@ -138,6 +140,16 @@ def test_the_papers_recipe_has_the_papers_size() -> None:
     assert recipe.generators.count * recipe.generators.gpus == 64
     assert engine_of(recipe).limits.kv_blocks == 25_000
     assert workload_of(recipe).stages["rl-3"].turns == 15
+
+
+@pytest.mark.parametrize("kv_tokens", [1, 31, 32, 250, 256])
+def test_the_simulated_engine_holds_what_a_recipe_may_ask_of_a_real_one(kv_tokens: int) -> None:
+    recipe = load_recipe(QUICKSTART)
+    engine = recipe.generators.engine.model_copy(update={"kv_tokens": kv_tokens})
+    generators = recipe.generators.model_copy(update={"engine": engine})
+    simulated = engine_of(recipe.model_copy(update={"generators": generators})).limits
+    held = simulated.kv_blocks * simulated.block_tokens
+    assert held == longest_lease(BalancerOptions(strategy="worst_case"), kv_tokens, engine.block_tokens)
 
 
 def test_what_cannot_be_simulated_is_refused_with_what_would_be_right() -> None:

@@ -11,6 +11,7 @@ from actors.storage.trained_steps import TrainedSteps
 from actors.storage.writer import ArchiveWriter
 from orchestration.replay.recorded_run import RecordedRun
 from orchestration.run_folder import write_recipe
+from policies.options import DynamicSamplingOptions
 from policies.trajectory import WeightsVersion
 from tests.orchestration.replay.test_learner import recipe, rollout
 
@@ -36,6 +37,22 @@ def test_an_asynchronous_step_has_the_groups_that_the_ledger_says_it_took(tmp_pa
         step: [[f"rl-1/{of}/{group}/{sample}" for sample in (0, 1)] for of, group in groups]
         for step, groups in where.items()
     }
+
+
+def test_groups_that_a_step_added_before_it_was_done_again_are_none_of_its(tmp_path: Path) -> None:
+    """Dynamic sampling added two groups to step 0; its learner died, and the second time it added but one."""
+    made = recipe()
+    refilled = {"dynamic_sampling": DynamicSamplingOptions()}
+    stages = {"rl-1": made.stages["rl-1"].model_copy(update=refilled)}
+    write_recipe(made.model_copy(update={"stages": stages}), tmp_path)
+    writer, ledger = ArchiveWriter(tmp_path / "archive"), TrainedSteps(tmp_path / "archive")
+    for step, group in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)):
+        writer.append(rollout("rl-1", step, group, 0))
+    ledger.append("rl-1", 0, WeightsVersion(1, 1), [], ["rl-1/0/0", "rl-1/0/1", "rl-1/0/2"], "")
+    writer.close()
+    ledger.close()
+    steps = {step: [group[0].group for group in groups] for step, groups in RecordedRun(tmp_path).steps("rl-1")}
+    assert steps == {0: ["rl-1/0/0", "rl-1/0/1", "rl-1/0/2"], 1: ["rl-1/1/0", "rl-1/1/1"]}
 
 
 @pytest.mark.parametrize("group", ["rl-1/0/x", "rl-1/0/²", "rl-1/0/999999999999", "rl-1/0/-1", "../..\n"])
