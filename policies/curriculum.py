@@ -1,14 +1,14 @@
 """Which problems next: seekable streams, so that a run can continue at any position without replaying it.
 
 A stream is a pure function from a position to a problem; who trains keeps the position (the cursor). Of a data set a
-position says which epoch it is and where in that epoch's order, and the order is a function of seed and epoch.
+position is an epoch and an index into that epoch's order, and the order is a function of seed and epoch.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,6 +42,15 @@ class ProblemOptions(Options):
                 'set source = "dataset" together with dataset = { name = ... }'
             )
         return self
+
+
+class Cursor(NamedTuple):
+    """A position in a data set that is gone through again and again, each time in another order."""
+
+    seed: int
+    epoch: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]: nobody looks for a value in a cursor
+    """Within the epoch's order, from 0."""
 
 
 class ProblemStream:
@@ -84,6 +93,19 @@ class ProblemStream:
                 "lower evaluation.count"
             )
         return self._problems[index]
+
+    def cursor(self, position: int) -> Cursor:
+        """Where in the data set a position is."""
+        epoch, index = divmod(position, len(self._problems))
+        return Cursor(self._seed, epoch, index)
+
+    def position(self, cursor: Cursor) -> int:
+        """The inverse of `cursor`. Raises `ValueError` for a cursor into another order or a smaller data set."""
+        if cursor.seed != self._seed or not 0 <= cursor.index < len(self._problems):
+            raise ValueError(
+                f"{cursor} is no place in this stream: it has seed {self._seed} and {len(self._problems)} problems"
+            )
+        return cursor.epoch * len(self._problems) + cursor.index
 
 
 class ShuffledEpochs:

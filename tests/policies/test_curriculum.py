@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.curriculum import ProblemOptions, ProblemStream, ShuffledEpochs
+from policies.curriculum import Cursor, ProblemOptions, ProblemStream, ShuffledEpochs
 from policies.data_options import DatasetOptions
 from policies.trajectory import Problem
 
@@ -29,6 +29,19 @@ def test_each_epoch_holds_every_problem_once_in_an_order_of_its_own() -> None:
 def test_a_position_has_the_same_problem_whatever_was_asked_before(positions: list[int]) -> None:
     walked = stream()
     assert [walked.problem(each) for each in positions] == [stream().problem(each) for each in positions]
+
+
+@given(st.integers(0, 10_000))
+def test_cursor_and_position_are_inverse(position: int) -> None:
+    cursor = stream().cursor(position)
+    assert 0 <= cursor.index < 11 and stream().position(cursor) == position
+
+
+def test_a_cursor_into_another_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place in this stream"):
+        stream().position(stream(run_seed=1).cursor(5))
+    with pytest.raises(ValueError, match="no place in this stream"):
+        stream().position(Cursor(0, 0, 11))
 
 
 def test_runs_with_different_seeds_see_different_orders() -> None:
