@@ -1,4 +1,4 @@
-"""Both sides of `benchmarks.fidelity`: a workload on real engines, the same in simulation, and how far they are apart."""
+"""Both sides of `benchmarks.fidelity`: a workload on real engines, the same in simulation, how far they are apart."""
 
 from __future__ import annotations
 
