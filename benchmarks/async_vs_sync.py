@@ -88,7 +88,7 @@ def figures(outcomes: Sequence[Outcome]) -> ArmFigures:
     histogram = Counter[int]()
     for step in steps:
         for name, count in step.items():
-            if name.startswith(HISTOGRAM):
+            if name.startswith(HISTOGRAM) and count:
                 histogram[int(name.removeprefix(HISTOGRAM))] += count
     seconds = [step["time_total_s"] for step in steps]
     idle_s = sum(step["generator_idle_share"] * step["time_total_s"] for step in steps)

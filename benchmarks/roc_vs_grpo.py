@@ -127,6 +127,19 @@ def outcome(folder: Path) -> Outcome:
     return Outcome(steps, json.loads((folder / "summary.json").read_text()))
 
 
+def compared_outcome(folder: Path) -> Outcome:
+    """As `outcome`. Raises `Failed` if a figure is missing: tool errors of correct ones, where none made a call."""
+    found = outcome(folder)
+    for name in TRAINED:
+        for step in found.steps:
+            if step[name] is None:
+                raise Failed(f"{folder}: step {step['step']} has no {name}, there is nothing to compare")
+    for name in HELD_OUT:
+        if found.summary["stages"][-1][name] is None:
+            raise Failed(f"{folder}: the last evaluation has no {name}, there is nothing to compare")
+    return found
+
+
 def compare(outcomes: dict[str, list[Outcome]]) -> dict[str, dict[str, Interval]]:
     """Each figure's interval in each arm, and that of their difference within seeds."""
     found = {arm: [one.figures() for one in ones] for arm, ones in outcomes.items()}
@@ -177,7 +190,7 @@ def main() -> None:
     for seed in options.seeds:
         weights = train(sft_recipe(seed), runs) / "checkpoints" / "sft"
         for arm in ARMS:
-            outcomes[arm].append(outcome(train(arm_recipe(arm, seed, weights), runs)))
+            outcomes[arm].append(compared_outcome(train(arm_recipe(arm, seed, weights), runs)))
     table = compare(outcomes)
     draw(options.plot, panels(outcomes))
     if options.json:
