@@ -148,11 +148,13 @@ async def lose_a_node(recipe: Recipe, folder: Path, replace: bool) -> Report:
         with Progress(stream=sys.stderr) as progress:
             training = asyncio.create_task(Training(recipe, folder, progress, sink).run())
             enough = asyncio.create_task(striker.seen_enough.wait())
-            await asyncio.wait((training, enough), return_when=asyncio.FIRST_COMPLETED)
-            enough.cancel()
-            training.cancel()  # what comes after the last step is of no interest
-            with contextlib.suppress(asyncio.CancelledError):
-                await training
+            try:
+                await asyncio.wait((training, enough), return_when=asyncio.FIRST_COMPLETED)
+            finally:  # before its Ray ends, also after Ctrl-C
+                enough.cancel()
+                training.cancel()  # what comes after the last step is of no interest
+                with contextlib.suppress(asyncio.CancelledError):
+                    await training
         return striker.report(recipe)
 
 
