@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.roc_vs_grpo import RECIPE, ROOT, Outcome, outcome, sft_recipe, train
+from benchmarks.command import QUICKSTART, ROOT, add_json, add_seeds, at_least, parser_of, refuse_repeats, run
+from benchmarks.roc_vs_grpo import Outcome, outcome, sft_recipe, train
 from orchestration.metrics import wilson_interval
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ class ArmFigures(NamedTuple):
 
 def arm_recipe(arm: str, seed: int, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The quickstart's RL stages from the weights of an SFT, as an arm has them."""
-    data = tomllib.loads(RECIPE.read_text())
+    data = tomllib.loads(QUICKSTART.read_text())
     update = {"max_staleness": options.max_staleness} | ARMS[arm]
     if options.steps is not None:
         update["steps"] = options.steps
@@ -87,7 +88,7 @@ def figures(outcomes: Sequence[Outcome]) -> ArmFigures:
     histogram = Counter[int]()
     for step in steps:
         for name, count in step.items():
-            if name.startswith(HISTOGRAM):
+            if name.startswith(HISTOGRAM) and count:
                 histogram[int(name.removeprefix(HISTOGRAM))] += count
     seconds = [step["time_total_s"] for step in steps]
     idle_s = sum(step["generator_idle_share"] * step["time_total_s"] for step in steps)
@@ -149,27 +150,37 @@ def table(found: dict[str, ArmFigures]) -> str:
     return head + "\n".join(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("async_vs_sync", __doc__)
+    add_seeds(parser, 0)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["synchronous", "in_flight"])
-    parser.add_argument("--max-staleness", type=int, default=1, help="of the asynchronous arms")
+    parser.add_argument("--max-staleness", type=at_least(1), default=1, help="of the asynchronous arms")
     parser.add_argument("--stages", nargs="+", choices=["rl-1", "rl-2"], help="only these of the quickstart's")
-    parser.add_argument("--steps", type=int, help="of each stage; the quickstart's own by default")
-    parser.add_argument("--evaluated", type=int, default=512, help="held-out problems")
+    parser.add_argument("--steps", type=at_least(1), help="of each stage; the quickstart's own by default")
+    parser.add_argument("--evaluated", type=at_least(1), default=512, help="held-out problems")
     parser.add_argument("--weights", type=Path, help="an SFT checkpoint to begin with, instead of making one")
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "async-vs-sync", help="where the runs' folders are"
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(parser)
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     options = parser.parse_args()
-    if "synchronous" not in options.arms or options.max_staleness < 1:
-        parser.error("compare with the arm `synchronous`, and give asynchronous ones a --max-staleness of 1 or more")
+    for option in ("seeds", "arms"):
+        refuse_repeats(parser, f"--{option}", getattr(options, option))
+    if "synchronous" not in options.arms:
+        parser.error("argument --arms: `synchronous` has to be among them, the others are compared with it")
+    if options.weights is not None and not (options.weights / "config.json").is_file():
+        parser.error(f"argument --weights: {options.weights} holds no model; give a run's checkpoints/sft")
+    runs = options.runs.resolve()
     outcomes: dict[str, list[Outcome]] = {arm: [] for arm in options.arms}
     for seed in options.seeds:
-        weights = options.weights or train(sft_recipe(seed), options.runs) / "checkpoints" / "sft"
+        weights = options.weights or train(sft_recipe(seed), runs) / "checkpoints" / "sft"
         for arm in options.arms:
-            folder = train(arm_recipe(arm, seed, weights.resolve(), options), options.runs)
+            folder = train(arm_recipe(arm, seed, weights.resolve(), options), runs)
             outcomes[arm].append(outcome(folder))
     found = compared(outcomes)
     if options.json:
@@ -184,4 +195,4 @@ def _plain(each: ArmFigures) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

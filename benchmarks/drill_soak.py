@@ -23,13 +23,12 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -37,14 +36,18 @@ import psutil
 from actors.messages import DescribeBalancer, DescribeEnvironment, DescribeRollouts
 from actors.system.actor import ActorError, ActorRef
 from actors.system.actor_faults import ActorFault, ActorFaultPlan
-from actors.system.ray_stage import RayStage
+from actors.system.stage import ActorStartFailed
+from benchmarks.command import DRILL, add_json, add_overrides, at_least, parser_of, run
 from benchmarks.slope import Slope, slope_of
-from orchestration.cast import Cast
-from orchestration.ray_drill import RayDrill
+from orchestration.recipe import Recipe
 from orchestration.recipe_loading import load_recipe
-from orchestration.training_run import run_training
+from orchestration.scratch_folder import scratch_folder
+from orchestration.terminal import run_interruptibly, told
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "drill.toml"
+if TYPE_CHECKING:
+    from actors.system.ray_stage import RayStage
+    from orchestration.cast import Cast
+
 ALWAYS = (
     ActorFault(kind="kill", at=20, every=7, actor="environment-*", process="jail"),
     ActorFault(kind="kill", at=30, every=90, actor="environment-1"),
@@ -180,11 +183,11 @@ def open_slopes(looks: list[tuple[float, dict[str, int]]], seed: int) -> dict[st
     }
 
 
-async def soak(steps: int, seed: int, runs: Path, overrides: list[str]) -> dict[str, Any]:
+async def soak(recipe: Recipe, seed: int, folder: Path) -> dict[str, Any]:
     """All figures, with what is wrong under `faults`."""
-    settings = [f"name=soak-{seed}", f"stages.rl-2.steps={steps}", "supervision.restarts=1000", *overrides]
-    recipe, folder = load_recipe(RECIPE, settings), runs / f"soak-{seed}"
-    folder.mkdir(parents=True)
+    from orchestration.ray_drill import RayDrill
+    from orchestration.training_run import run_training
+
     drill, watch = RayDrill(recipe, folder, PLAN, seed), Watch()
 
     @contextlib.asynccontextmanager
@@ -223,19 +226,37 @@ async def soak(steps: int, seed: int, runs: Path, overrides: list[str]) -> dict[
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=round(900 / STEP_S), help="of the last stage")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults' targets")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=VALUE")
-    parser.add_argument("--keep", type=Path, help="where the run's folder goes, and stays; by default it is removed")
-    parser.add_argument("--json", action="store_true", help="print figures as one line of JSON")
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("drill_soak", __doc__)
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=round(900 / STEP_S),
+        help="of the last stage (default 200: fifteen minutes)",
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the faults' targets")
+    add_overrides(parser)
+    parser.add_argument("--keep", type=Path, help="where the run's folder goes, and stays; by default it is deleted")
+    add_json(parser)
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        figures = asyncio.run(soak(options.steps, options.seed, options.keep or Path(temporary), options.overrides))
+    settings = [f"stages.rl-2.steps={options.steps}", "supervision.restarts=1000", *options.overrides]
+    recipe = load_recipe(DRILL, [*settings, f"name=soak-{options.seed}"])
+    with scratch_folder("greenroom-soak-") as scratch:
+        folder: Path = (scratch if options.keep is None else options.keep.resolve()) / recipe.name
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            parser.error(f"argument --keep: there is a run already, {folder}")
+        with told("the run failed", ActorError, ActorStartFailed):
+            figures = run_interruptibly(soak(recipe, options.seed, folder))
     print(json.dumps(figures, indent=None if options.json else 2))
-    raise SystemExit(0 if figures["finished"] and not figures["faults"] else 1)
+    return 0 if figures["finished"] and not figures["faults"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -22,18 +22,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.storage.trained_steps import FILE, read_trained_steps
+from actors.system.kill_point import kill_variable
+from benchmarks.command import (
+    GREENROOM,
+    QUICKSTART,
+    Failed,
+    add_json,
+    add_overrides,
+    as_arguments,
+    at_least,
+    child,
+    listed,
+    parser_of,
+    run,
+    say,
+)
 from orchestration.books import books_fault
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import RECIPE_FILE
+from orchestration.scratch_folder import scratch_folder
 
-ROOT = Path(__file__).parents[1]
-QUICKSTART = ROOT / "recipes" / "quickstart.toml"
 SETTINGS = (
     "name=kill-and-resume",
     "checkpoints.interval_seconds=0",
@@ -47,6 +62,7 @@ SETTINGS = (
     "evaluation.count=16",
 )
 """The quickstart, cut to about a minute and a half on two idle cores."""
+MODES = ("deterministic", "normal")
 PHASES = {
     "demonstrations": "demonstrations:40",
     "prefill": "prefill:6",
@@ -93,19 +109,19 @@ class Runs:
 
     def train(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
         """Exit code and seconds of `greenroom train`."""
-        command = [sys.executable, "-m", "orchestration.cli", "train", *arguments, "--runs", str(runs)]
+        command = [*GREENROOM, "train", *arguments, "--runs", str(runs)]
         began = time.monotonic()
         with (self.folder / f"{runs.name}.log").open("a") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                process.wait(kill_after_s or LONGEST_RUN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with child(command, stdout=log, stderr=subprocess.STDOUT) as process:
+                try:
+                    process.wait(kill_after_s or LONGEST_RUN_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
         return process.returncode, time.monotonic() - began
 
     def begin(self, runs: Path, *arguments: str, kill_after_s: float | None = None) -> tuple[int, float]:
-        return self.train(runs, str(QUICKSTART), *_as_arguments(self.settings), *arguments, kill_after_s=kill_after_s)
+        return self.train(runs, str(QUICKSTART), *as_arguments(self.settings), *arguments, kill_after_s=kill_after_s)
 
     def resume(self, runs: Path) -> tuple[int, float]:
         return self.train(runs, "--resume", self.recipe.name)
@@ -114,7 +130,7 @@ class Runs:
         """Kill a run, resume it, and judge what came of it."""
         runs = self.folder / f"{self.mode}-{death}"
         arguments = [] if kill_at is None else ["--kill-at", kill_at]
-        arguments += _as_arguments(SETTINGS_OF_PHASE.get(death, ()))
+        arguments += as_arguments(SETTINGS_OF_PHASE.get(death, ()))
         code, before = self.begin(runs, *arguments, kill_after_s=kill_after_s)
         died, after = code == -signal.SIGKILL, 0.0
         if died:
@@ -155,10 +171,6 @@ class Runs:
         return books_fault(self.recipe, run)
 
 
-def _as_arguments(settings: Sequence[str]) -> list[str]:
-    return [part for setting in settings for part in ("--set", setting)]
-
-
 def final_weights(run: Path) -> str:
     """SHA-256 of the weights after the last stage."""
     stage = list(load_recipe(run / RECIPE_FILE).stages)[-1]
@@ -170,34 +182,77 @@ def trained_groups(run: Path) -> list[dict[str, Any]]:
     return [line | {"version": line["version"][1]} for line in read_trained_steps(run / "archive" / FILE)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", default="deterministic,normal")
-    parser.add_argument("--phases", default=",".join(PHASES), help="names of PHASES, separated by commas; or none")
-    parser.add_argument("--random", type=int, default=5, help="deaths at random moments, in each mode")
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("kill_and_resume", __doc__)
+    parser.add_argument("--modes", type=listed(*MODES), default=",".join(MODES), help="default: both")
+    parser.add_argument(
+        "--phases", type=listed(*PHASES), default=",".join(PHASES), help=f"{', '.join(PHASES)}; or none"
+    )
+    parser.add_argument(
+        "--random", type=at_least(0), default=5, help="deaths at random moments, in each mode (default 5)"
+    )
     parser.add_argument(
         "--chained", metavar="PHASE:N|random,...", help="instead: one run that dies at each of these in turn"
     )
     parser.add_argument("--finish", action=argparse.BooleanOptionalAction, default=True, help="of a chained run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="a.b=VALUE")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the random moments")
+    add_overrides(parser)
     parser.add_argument(
-        "--folder", type=Path, help="where the runs go, and stay; undisturbed ones there are used again"
+        "--folder", type=Path, help="where runs go, and stay; undisturbed ones there are used again (default: deleted)"
     )
-    parser.add_argument("--json", action="store_true")
+    add_json(parser)
+    return parser
+
+
+def chain_of(text: str) -> list[str]:
+    """The deaths of `--chained`. Raises `ValueError` for one that there is not."""
+    deaths = text.split(",")
+    for death in deaths:
+        try:
+            if death != RANDOM:
+                kill_variable(death)
+        except ValueError as error:
+            raise ValueError(f"{error}; or {RANDOM}") from None
+    return deaths
+
+
+def main() -> int:
+    parser = arguments()
     options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    outcomes = []
-    for mode in options.modes.split(","):
-        runs = Runs(mode, folder, [*SETTINGS, *options.settings])
-        outcomes += of_mode(runs, [each for each in options.phases.split(",") if each], options)
-    if options.json:
-        print(json.dumps([asdict(each) for each in outcomes], indent=2))
-    raise SystemExit(0 if all(each.same and each.died for each in outcomes) else 1)
+    if not options.modes:
+        parser.error(f"argument --modes: name one of {', '.join(MODES)}")
+    try:
+        chain = None if options.chained is None else chain_of(options.chained)
+    except ValueError as error:
+        parser.error(f"argument --chained: {error}")
+    with _folder(options.folder) as folder:
+        every = [Runs(mode, folder, [*SETTINGS, *options.overrides]) for mode in options.modes]
+        outcomes = [outcome for runs in every for outcome in of_mode(runs, options.phases, chain, options)]
+        if options.json:
+            print(json.dumps([asdict(each) for each in outcomes], indent=2))
+        if not all(each.same and each.died for each in outcomes):
+            raise Failed("not every run died and ended as it had to")
+    return 0
 
 
-def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[Outcome]:
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    """Where the runs go: a temporary folder, if none is given, that stays only if something is wrong."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with scratch_folder("kill-and-resume-") as scratch:
+        try:
+            yield scratch
+        except Failed:
+            kept = Path(tempfile.mkdtemp(prefix="kill-and-resume-failed-"))
+            shutil.copytree(scratch, kept, dirs_exist_ok=True)
+            say(f"its logs and runs are in {kept}")
+            raise
+
+
+def of_mode(runs: Runs, phases: list[str], chain: list[str] | None, options: argparse.Namespace) -> list[Outcome]:
     undisturbed = runs.folder / f"{runs.mode}-undisturbed"
     took = undisturbed_run(runs, undisturbed)
     luck = random.Random(f"{options.seed}/{runs.mode}")
@@ -206,8 +261,8 @@ def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[
     deaths: list[tuple[str, str | None, float | None]] = [(phase, PHASES[phase], None) for phase in phases]
     for number in range(options.random):
         deaths.append((f"random-{number}", None, luck.uniform(0.1, 0.95) * took))
-    if options.chained:
-        outcomes = runs.chained(options.chained.split(","), undisturbed, options.finish, luck)
+    if chain is not None:
+        outcomes = runs.chained(chain, undisturbed, options.finish, luck)
     else:
         outcomes = [runs.outcome(*death[:1], undisturbed, *death[1:]) for death in deaths]
     for found in outcomes:
@@ -215,7 +270,7 @@ def of_mode(runs: Runs, phases: list[str], options: argparse.Namespace) -> list[
         print(
             f"{found.mode:14} {found.death:14} {'died' if found.died else 'LIVED'} after "
             f"{found.seconds_before:5.0f} s, resumed for {found.seconds_after:5.0f} s: {ended}",
-            file=sys.stderr,
+            file=sys.stderr if options.json else sys.stdout,
             flush=True,
         )
     return outcomes
@@ -227,14 +282,14 @@ def undisturbed_run(runs: Runs, folder: Path) -> float:
     if not summary.exists():
         code, _ = runs.begin(folder)
         if code:
-            raise SystemExit(f"the undisturbed run ended with exit code {code}; see {folder}.log")
+            raise Failed(f"the undisturbed run ended with exit code {code}; see {folder.name}.log")
     seconds = json.loads(summary.read_text())["wall_seconds"]
     steps = trained_groups(summary.parent)
-    print(f"{runs.mode}: undisturbed in {seconds:.0f} s, {len(steps)} steps of RL trained", file=sys.stderr, flush=True)
+    say(f"{runs.mode}: undisturbed in {seconds:.0f} s, {len(steps)} steps of RL trained")
     if not steps:
-        raise SystemExit("the undisturbed run has trained no group; raise stages.sft.steps")
+        raise Failed("the undisturbed run has trained no group; raise stages.sft.steps")
     return seconds
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

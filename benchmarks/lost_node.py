@@ -17,22 +17,25 @@ import contextlib
 import json
 import statistics
 import sys
-import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actors.system.local_ray import LocalRay
+from actors.system.actor import ActorError
+from actors.system.stage import ActorStartFailed
+from benchmarks.command import QUICKSTART, Failed, add_json, add_overrides, parser_of, run, say
 from orchestration.metrics import AllMetrics, JsonlMetrics
 from orchestration.progress import Progress
 from orchestration.recipe import Recipe
 from orchestration.recipe_loading import load_recipe
-from orchestration.train import Training
+from orchestration.scratch_folder import scratch_folder
+from orchestration.terminal import run_interruptibly, told
 from policies.run_progress import RunProgress
 from policies.stages import ReinforcementOptions
 
-QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
+if TYPE_CHECKING:
+    from actors.system.local_ray import LocalRay
+
 STAGE = "rl-1"
 CALM_STEPS, LATER_STEPS = 3, 2
 """Steps before and after the one in which the node is lost. The first of all is not counted: caches are empty then."""
@@ -87,35 +90,33 @@ class Striker:
         if (kind, stage) != ("step", STAGE):
             return
         self.steps.append(figures)
-        _say(f"step {step}: {figures['time_total_s']:.1f} s")
+        say(f"step {step}: {figures['time_total_s']:.1f} s")
         if len(self.steps) == CALM_STEPS:
             self._blow = asyncio.get_running_loop().create_task(self._strike(figures["time_rollout_s"] / 2))
         if len(self.steps) == CALM_STEPS + 1 + LATER_STEPS:
             self.seen_enough.set()
 
     def rewind(self, progress: RunProgress) -> None:
-        raise RuntimeError(f"the learner died, which is not on the node that was lost; the run went back to {progress}")
+        raise Failed(f"the learner died, which is not on the node that was lost; the run went back to {progress}")
 
     async def _strike(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
         self.struck_after = len(self.steps)
         # In this thread: Ray's processes die with the thread that starts them.
         self._ray.kill_node(self._victim)
-        _say(f"a node is lost, {after_s:.1f} s into the step")
+        say(f"a node is lost, {after_s:.1f} s into the step")
         if self._replace:
             self._ray.add_node(cpus=2, resources=PLACES)
-            _say("another one has joined")
+            say("another one has joined")
 
     def close(self) -> None:
         if self._blow is not None:
             self._blow.cancel()
 
     def report(self, recipe: Recipe) -> Report:
-        """What the steps say. Raises `RuntimeError` if the node was not lost in the step that it was to be lost in."""
+        """What the steps say. Raises `Failed` if the node was not lost in the step that it was to be lost in."""
         if self.struck_after != CALM_STEPS or len(self.steps) <= CALM_STEPS:
-            raise RuntimeError(
-                f"the node was lost after {self.struck_after} of {len(self.steps)} steps, not {CALM_STEPS}"
-            )
+            raise Failed(f"the node was lost after {self.struck_after} of {len(self.steps)} steps, not {CALM_STEPS}")
         options = recipe.stages[STAGE]
         assert isinstance(options, ReinforcementOptions)
         calm = statistics.median(step["time_total_s"] for step in self.steps[1:CALM_STEPS])
@@ -136,6 +137,9 @@ class Striker:
 
 async def lose_a_node(recipe: Recipe, folder: Path, replace: bool) -> Report:
     """Train, lose a node on the way, and say what it cost. Whatever ends the training early is raised."""
+    from actors.system.local_ray import LocalRay
+    from orchestration.train import Training
+
     with LocalRay(cpus=2) as ray:
         recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"address": ray.address})})
         victim, _ = [ray.add_node(cpus=2, resources=PLACES) for _ in range(2)]
@@ -144,11 +148,13 @@ async def lose_a_node(recipe: Recipe, folder: Path, replace: bool) -> Report:
         with Progress(stream=sys.stderr) as progress:
             training = asyncio.create_task(Training(recipe, folder, progress, sink).run())
             enough = asyncio.create_task(striker.seen_enough.wait())
-            await asyncio.wait((training, enough), return_when=asyncio.FIRST_COMPLETED)
-            enough.cancel()
-            training.cancel()  # what comes after the last step is of no interest
-            with contextlib.suppress(asyncio.CancelledError):
-                await training
+            try:
+                await asyncio.wait((training, enough), return_when=asyncio.FIRST_COMPLETED)
+            finally:  # before its Ray ends, also after Ctrl-C
+                enough.cancel()
+                training.cancel()  # what comes after the last step is of no interest
+                with contextlib.suppress(asyncio.CancelledError):
+                    await training
         return striker.report(recipe)
 
 
@@ -171,26 +177,27 @@ def table(report: Report) -> str:
     )
 
 
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true")
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("lost_node", __doc__)
     parser.add_argument("--replace", action="store_true", help="have another node join when one is lost")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=VALUE")
-    parser.add_argument("--keep", type=Path, help="the run's folder, to look at; by default it is removed")
-    arguments = parser.parse_args()
-    recipe = recipe_for(arguments.overrides)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.keep or Path(temporary) / recipe.name
+    add_overrides(parser)
+    parser.add_argument("--keep", type=Path, help="the run's folder, to look at; by default it is deleted")
+    add_json(parser)
+    return parser
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    recipe = recipe_for(options.overrides)
+    with scratch_folder("greenroom-lost-node-") as scratch:
+        folder: Path = scratch / recipe.name if options.keep is None else options.keep.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(lose_a_node(recipe, folder, arguments.replace))
-    print(json.dumps(asdict(report)) if arguments.json else table(report))
+        with told("the run failed", ActorError, ActorStartFailed):
+            report = run_interruptibly(lose_a_node(recipe, folder, options.replace))
+    print(json.dumps(asdict(report)) if options.json else table(report))
     accounted = report.rollouts_finished + report.rollouts_dropped
-    raise SystemExit(0 if accounted == report.rollouts_asked else 1)
+    return 0 if accounted == report.rollouts_asked else 1
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

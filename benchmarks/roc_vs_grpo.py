@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +25,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 
+from benchmarks.command import (
+    QUICKSTART,
+    ROOT,
+    Failed,
+    add_json,
+    add_seeds,
+    greenroom,
+    parser_of,
+    refuse_repeats,
+    run,
+)
 from benchmarks.roc_vs_grpo_plot import Curve, Panel, draw
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes" / "quickstart.toml"
 PLOT = ROOT / "docs" / "roc-vs-grpo.svg"
 ARMS: dict[str, dict[str, Any]] = {
     "grpo_roc": {"objective": {"name": "grpo_roc"}, "group": 8, "resampling": {"rule": "roc", "oversampling": 2}},
@@ -83,29 +90,32 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def train(data: dict[str, Any], runs: Path) -> Path:
-    """Run a recipe, unless it has been run to its end; returns the run's folder."""
+    """Run a recipe, unless it has been run to its end; returns the run's folder.
+
+    Raises `Failed` if what has been run has other settings.
+    """
     folder = runs / data["name"]
-    summary = folder / "summary.json"
+    summary, recipe = folder / "summary.json", runs / "recipes" / f"{data['name']}.toml"
     if summary.is_file() and json.loads(summary.read_text())["finished"]:
+        if not recipe.is_file() or tomllib.loads(recipe.read_text()) != data:
+            raise Failed(f"{folder} is a run with other settings; delete it, or give another folder (--runs)")
         return folder
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run of this benchmark: its name is wanted again
-    recipe = runs / "recipes" / f"{data['name']}.toml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(tomli_w.dumps(data))
-    command = [sys.executable, "-m", "orchestration.cli", "train", str(recipe), "--runs", str(runs), "--json"]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    greenroom("train", str(recipe), "--runs", str(runs), "--json")
     return folder
 
 
 def sft_recipe(seed: int) -> dict[str, Any]:
     """The quickstart up to the end of its SFT."""
-    data = tomllib.loads(RECIPE.read_text())
+    data = tomllib.loads(QUICKSTART.read_text())
     return data | {"name": f"sft-{seed}", "seed": seed, "stages": {"sft": data["stages"]["sft"]}}
 
 
 def arm_recipe(arm: str, seed: int, weights: Path) -> dict[str, Any]:
     """The quickstart's RL stages from the weights of an SFT, as an arm has them."""
-    data = tomllib.loads(RECIPE.read_text())
+    data = tomllib.loads(QUICKSTART.read_text())
     stages = {name: stage | ARMS[arm] for name, stage in data["stages"].items() if stage["kind"] == "reinforce"}
     model = {"path": str(weights), "dtype": data["model"]["dtype"]}
     return data | {"name": f"{arm}-{seed}", "seed": seed, "model": model, "stages": stages}
@@ -115,6 +125,19 @@ def outcome(folder: Path) -> Outcome:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
     return Outcome(steps, json.loads((folder / "summary.json").read_text()))
+
+
+def compared_outcome(folder: Path) -> Outcome:
+    """As `outcome`. Raises `Failed` if a figure is missing: tool errors of correct ones, where none made a call."""
+    found = outcome(folder)
+    for name in TRAINED:
+        for step in found.steps:
+            if step[name] is None:
+                raise Failed(f"{folder}: step {step['step']} has no {name}, there is nothing to compare")
+    for name in HELD_OUT:
+        if found.summary["stages"][-1][name] is None:
+            raise Failed(f"{folder}: the last evaluation has no {name}, there is nothing to compare")
+    return found
 
 
 def compare(outcomes: dict[str, list[Outcome]]) -> dict[str, dict[str, Interval]]:
@@ -145,20 +168,29 @@ def as_text(value: Interval, label: str) -> str:
     return f"{value.mean:.1%} ({value.low:.1%} to {value.high:.1%})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("roc_vs_grpo", __doc__)
+    add_seeds(parser, 0, 1, 2)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "roc-vs-grpo", help="where the runs' folders are")
-    parser.add_argument("--plot", type=Path, default=PLOT)
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.add_argument("--plot", type=Path, default=PLOT, help="where the curves go, as SVG")
+    add_json(parser)
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     options = parser.parse_args()
-    if len(set(options.seeds)) - 1 not in STUDENT:
-        parser.error(f"{len(set(options.seeds))} seeds make no interval; give 2 to {max(STUDENT) + 1} different ones")
+    refuse_repeats(parser, "--seeds", options.seeds)
+    if len(options.seeds) - 1 not in STUDENT:
+        parser.error(f"argument --seeds: intervals are over 2 to {max(STUDENT) + 1} seeds, not {len(options.seeds)}")
+    if not options.plot.parent.is_dir():
+        parser.error(f"argument --plot: there is no folder {options.plot.parent}")
+    runs = options.runs.resolve()
     outcomes: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
     for seed in options.seeds:
-        weights = train(sft_recipe(seed), options.runs) / "checkpoints" / "sft"
+        weights = train(sft_recipe(seed), runs) / "checkpoints" / "sft"
         for arm in ARMS:
-            outcomes[arm].append(outcome(train(arm_recipe(arm, seed, weights.resolve()), options.runs)))
+            outcomes[arm].append(compared_outcome(train(arm_recipe(arm, seed, weights), runs)))
     table = compare(outcomes)
     draw(options.plot, panels(outcomes))
     if options.json:
@@ -170,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

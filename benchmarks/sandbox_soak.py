@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,17 +25,20 @@ import numpy as np
 import psutil
 from pydantic import BaseModel
 
+from benchmarks.command import add_json, parser_of, run
 from benchmarks.slope import Slope, slope_of
 from env.call_scheduler import CallScheduler
 from env.host_state import HostState
 from env.interpreters import Interpreters
 from env.tool_call import Limits, ToolCall, ToolResult
+from orchestration.terminal import run_interruptibly
 
 HONEST_LIMITS = Limits(wall_seconds=20.0, memory_bytes=96 << 20, processes=24, output_bytes=32 << 10)
 """Time enough on a machine that the attacks keep busy."""
 LIMITS = HONEST_LIMITS.model_copy(update={"wall_seconds": 1.0})
 WORKERS, CORES = 6, 2
 SAMPLE_S = 2.0
+LEAST_MINUTES = 0.5
 SLOPE_BYTES_PER_MINUTE = 256 << 10
 """Growth that counts as none: allocators and caches settle for a while, and a minute is short."""
 ATTACK_SHARE = 0.5
@@ -199,18 +202,23 @@ async def _sample(samples: list[tuple[float, int]], end: float) -> None:
         samples.append((time.monotonic(), me.memory_full_info().uss))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("sandbox_soak", __doc__)
     parser.add_argument("--minutes", type=float, default=15.0, help="how long (default 15, at least 0.5)")
     parser.add_argument("--seed", type=int, default=0, help="of the mix")
-    parser.add_argument("--json", action="store_true", help="print figures as one line of JSON")
+    add_json(parser)
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
     options = parser.parse_args()
-    if options.minutes < 0.5:
-        parser.error(f"--minutes must be at least 0.5 for a slope to mean something, not {options.minutes}")
-    figures = asyncio.run(soak(options.minutes, options.seed))
+    if not LEAST_MINUTES <= options.minutes < math.inf:
+        parser.error(f"argument --minutes: a slope needs {LEAST_MINUTES} or more, not {options.minutes}")
+    figures = run_interruptibly(soak(options.minutes, options.seed))
     print(figures.model_dump_json() if options.json else figures.model_dump_json(indent=2))
     return 0 if figures.clean else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable
 from statistics import mean
 from typing import Any, NamedTuple, get_args
 
+from pydantic import ValidationError
+
 from benchmarks.batching_simulation import Figures, Simulation, lower_bound
+from benchmarks.command import add_json, at_least, listed, parser_of, run
 from benchmarks.oracle import Oracle
+from orchestration.side_by_side import Told, side_by_side
 from policies.balancing import BalancerOptions, Strategy, StrategyName
 from policies.balancing_strategies import make_strategy
 from policies.batching_records import BatchingLimits
@@ -68,8 +70,7 @@ class Run(NamedTuple):
         if self.strategy == ORACLE:
             lengths = {name: min(rollout.tokens, longest) for name, rollout in rollouts.items()}
             return Oracle(BalancerOptions(), lengths, longest)
-        named = {"strategy": self.strategy.removesuffix(WARM), "batch": PER_ENGINE, **self.settings}
-        return make_strategy(BalancerOptions.model_validate(named))
+        return make_strategy(balancer_options(self.strategy, self.settings))
 
 
 class Cell(NamedTuple):
@@ -99,36 +100,43 @@ class Cell(NamedTuple):
         }
 
 
-def cells(chosen: argparse.Namespace) -> Iterator[Cell]:
+def play_all(chosen: argparse.Namespace, emit: Callable[[Cell], None]) -> None:
     """Play everything; cells come in order, each when it is complete."""
-    names = chosen.strategies.split(",")
-    settings = {key: json.loads(value) for key, _, value in (each.partition("=") for each in chosen.set)}
-    with ProcessPoolExecutor(chosen.jobs) as pool:
-        played: dict[tuple[int, str], dict[str, list[Future[tuple[float, Figures]]]]] = {
-            (stage, kv): {
-                name: [
-                    pool.submit(Run(stage, kv, seed, chosen.engines, name, settings).play)
-                    for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds)
-                ]
-                for name in names
-            }
-            for stage in map(int, chosen.stages.split(","))
-            for kv in chosen.kv.split(",")
-        }
-        for (stage, kv), runs in played.items():
-            found = {name: [each.result() for each in futures] for name, futures in runs.items()}
-            bounds = [bound for bound, _ in found[names[0]]]
-            yield Cell(stage, kv, bounds, {name: [figures for _, figures in each] for name, each in found.items()})
+    places = [(stage, kv) for stage in map(int, chosen.stages) for kv in chosen.kv]
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
+    runs = [
+        Run(stage, kv, seed, chosen.engines, name, chosen.settings)
+        for stage, kv in places
+        for name in chosen.strategies
+        for seed in seeds
+    ]
+    played: list[tuple[float, Figures]] = []
+
+    def done(index: int, found: tuple[float, Figures]) -> None:
+        played.append(found)
+        if len(played) == len(chosen.strategies) * len(seeds):
+            of = {name: played[at * len(seeds) :][: len(seeds)] for at, name in enumerate(chosen.strategies)}
+            bounds = [bound for bound, _ in played[: len(seeds)]]
+            stage, kv = runs[index].stage, runs[index].kv
+            emit(Cell(stage, kv, bounds, {name: [figures for _, figures in each] for name, each in of.items()}))
+            played.clear()
+
+    side_by_side(_play, runs, jobs=chosen.jobs, done=done)
+
+
+def _play(run: Run, told: Told) -> tuple[float, Figures]:
+    return run.play()
 
 
 def plain_row(cell: Cell) -> str:
-    """Seconds, the ratio to the lower bound, and preemptions of each strategy."""
+    """Seconds, times the lower bound, and preemptions of each strategy."""
     bound = mean(cell.bounds)
     columns = (
-        f"{name}: {cell.makespan(name):.0f} {cell.makespan(name) / bound:.3f} {cell.preemptions(name):.0f}"
+        f"{name}: {cell.makespan(name):.0f} s, {cell.makespan(name) / bound:.3f} times the bound, "
+        f"{cell.preemptions(name):.0f} preemptions"
         for name in cell.found
     )
-    return f"stage {cell.stage} {cell.kv:>8} bound {bound:.0f} | " + " | ".join(columns)
+    return f"stage {cell.stage}, {cell.kv} KV, lower bound {bound:.0f} s | " + " | ".join(columns)
 
 
 JUDGED = ("predictive", "predictive" + WARM)
@@ -162,28 +170,72 @@ def markdown_row(cell: Cell) -> str:
     return "| " + " | ".join(columns) + " |"
 
 
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("strategies", __doc__)
+    parser.add_argument(
+        "--engines", type=at_least(1), default=8, help="256 rollouts each (default 8); the paper's step has 64"
+    )
+    parser.add_argument("--stages", type=listed("1", "2", "3"), default="1,2,3", help="of the paper's training")
+    parser.add_argument("--kv", type=listed(*KV_TOKENS), default=",".join(KV_TOKENS), help=", ".join(KV_TOKENS))
+    parser.add_argument(
+        "--strategies", type=listed(*STRATEGIES), default=",".join(STRATEGIES), help=", ".join(STRATEGIES)
+    )
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="how many workloads each plays (default 3)")
+    parser.add_argument("--first-seed", type=at_least(0), default=0)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="processes (default 1)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="OPTION=VALUE", help="of the balancer, such as sigmas=1.5"
+    )
+    parser.add_argument("--markdown", action="store_true", help="a table of ratios to the lower bound, as in docs/")
+    add_json(parser)
+    return parser
+
+
+def settings_of(given: list[str], strategies: list[str]) -> dict[str, Any]:
+    """`--set`. Raises `ValueError` for what is no option of the balancer's, or not of its kind."""
+    settings: dict[str, Any] = {}
+    for each in given:
+        key, _, value = each.partition("=")
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    for name in strategies:
+        if name != ORACLE:
+            try:
+                balancer_options(name, settings)
+            except ValidationError as error:
+                faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+                raise ValueError(faults) from None
+    return settings
+
+
+def balancer_options(strategy: str, settings: dict[str, Any]) -> BalancerOptions:
+    named = {"strategy": strategy.removesuffix(WARM), "batch": PER_ENGINE, **settings}
+    return BalancerOptions.model_validate(named)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=int, default=8, help="256 rollouts each; the paper's step has 64.")
-    parser.add_argument("--stages", default="1,2,3")
-    parser.add_argument("--kv", default="tight,middling,loose")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="Processes.")
-    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of the balancer")
-    parser.add_argument("--markdown", action="store_true", help="A table of ratios to the lower bound, as in docs/.")
-    parser.add_argument("--json", action="store_true")
+    parser = arguments()
     chosen = parser.parse_args()
-    if chosen.markdown:
-        print(markdown_head(chosen.strategies.split(",")))
-    for cell in cells(chosen):
+    for option in ("stages", "kv", "strategies"):
+        if not getattr(chosen, option):
+            parser.error(f"argument --{option}: name at least one")
+    try:
+        chosen.settings = settings_of(chosen.set, chosen.strategies)
+    except ValueError as error:
+        parser.error(f"argument --set: {error}")
+
+    def emit(cell: Cell) -> None:
         if chosen.json:
-            print(json.dumps(cell.as_dict()))
+            print(json.dumps(cell.as_dict()), flush=True)
         else:
-            print(markdown_row(cell) if chosen.markdown else plain_row(cell))
-        sys.stdout.flush()
+            print(markdown_row(cell) if chosen.markdown else plain_row(cell), flush=True)
+
+    if chosen.markdown and not chosen.json:
+        print(markdown_head(chosen.strategies), flush=True)
+    play_all(chosen, emit)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

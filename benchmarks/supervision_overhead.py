@@ -13,30 +13,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from statistics import mean
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes" / "drill.toml"
+from benchmarks.command import DRILL, add_json, add_overrides, as_arguments, at_least, greenroom, parser_of, run, say
+from orchestration.recipe_loading import load_recipe
+from orchestration.scratch_folder import scratch_folder
+
 UNSUPERVISED = ("supervision.restarts=0", "supervision.frozen_after_seconds=3600")
 ARMS = ("unsupervised", "train", "drill")
 
 
-def run(arm: str, runs: Path, overrides: list[str]) -> float:
-    """Wall-clock seconds of one run. Raises `subprocess.CalledProcessError` if it doesn't end well."""
-    (runs / "no-faults.json").write_text('{"faults": []}')
-    settings = [f"name={arm}", *(UNSUPERVISED if arm == "unsupervised" else ()), *overrides]
-    command = [sys.executable, "-m", "orchestration.cli", "drill" if arm == "drill" else "train", str(RECIPE), "--json"]
-    command += ["--runs", str(runs), *(part for setting in settings for part in ("--set", setting))]
-    if arm == "drill":
-        command += ["--plan", str(runs / "no-faults.json")]
-    shutil.rmtree(runs / arm, ignore_errors=True)
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    return json.loads((runs / arm / "summary.json").read_text())["wall_seconds"]
+def seconds_of(arm: str, overrides: list[str]) -> float:
+    """Wall-clock seconds of one run. Raises `Failed` if it doesn't end well."""
+    settings = [*overrides, f"name={arm}", *(UNSUPERVISED if arm == "unsupervised" else ())]
+    with scratch_folder("greenroom-overhead-") as runs:
+        command = ["drill" if arm == "drill" else "train", str(DRILL), "--json", "--runs", str(runs)]
+        if arm == "drill":
+            plan = runs / "no-faults.json"
+            plan.write_text('{"faults": []}')
+            command += ["--plan", str(plan)]
+        greenroom(*command, *as_arguments(settings))
+        return json.loads((runs / arm / "summary.json").read_text())["wall_seconds"]
 
 
 def figures(seconds: dict[str, list[float]]) -> dict[str, dict[str, float | list[float]]]:
@@ -45,26 +42,30 @@ def figures(seconds: dict[str, list[float]]) -> dict[str, dict[str, float | list
     return {arm: {"runs_s": runs, "mean_s": mean(runs), "ratio": mean(runs) / alone} for arm, runs in seconds.items()}
 
 
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("supervision_overhead", __doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each arm")
+    add_overrides(parser)
+    add_json(parser)
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each arm")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=VALUE")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    options = parser.parse_args()
+    options = arguments().parse_args()
+    load_recipe(DRILL, options.overrides)  # what is wrong with them shows at once
     seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(options.rounds):
-            for arm in ARMS:
-                seconds[arm].append(run(arm, Path(folder), options.overrides))
-                print(f"{arm}: {seconds[arm][-1]:.1f} s", file=sys.stderr, flush=True)
+    for number in range(options.rounds):
+        for arm in ARMS:
+            seconds[arm].append(seconds_of(arm, options.overrides))
+            say(f"round {number + 1} of {options.rounds}, {arm}: {seconds[arm][-1]:.1f} s")
     found = figures(seconds)
     if options.json:
         print(json.dumps(found))
         return
-    print("| | seconds | ratio |\n|---|---|---|")
+    print("| | seconds of a run, mean | times `unsupervised` |\n|---|---|---|")
     for arm, of_arm in found.items():
         print(f"| {arm} | {of_arm['mean_s']:.1f} | {of_arm['ratio']:.3f} |")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+    raise SystemExit("usage: python trl_grpo.py JOB.json (`python -m benchmarks.vs_trl` writes it and runs this)")
 THREADS = str(json.loads(Path(sys.argv[1]).read_text())["threads"])
 os.environ |= {
     "OMP_NUM_THREADS": THREADS,
@@ -26,10 +28,15 @@ os.environ |= {
     "CUDA_VISIBLE_DEVICES": "",
 }
 
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from transformers import AutoTokenizer, TrainerCallback  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402  # pyright: ignore[reportMissingImports]
+try:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{sys.executable} has no {error.name}; `python -m benchmarks.vs_trl` makes a Python that has"
+    ) from None
 
 
 class TimedTrainer(GRPOTrainer):

@@ -21,21 +21,18 @@ import argparse
 import importlib.metadata
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import tomli_w
-import torch
-from transformers import AutoConfig
 
-from actors.learning.model import Dtype
-from benchmarks.roofline import Machine, Roofline, Step, Transformer, measure_machine, roofline
+from benchmarks.command import GREENROOM, ROOT, Failed, add_json, at_least, output_of, parser_of, run, say
 from benchmarks.vs_trl_job import (
     STAGE,
+    Dtype,
     Job,
     as_text,
     fixed_length_model,
@@ -43,10 +40,13 @@ from benchmarks.vs_trl_job import (
     prompts_in_order,
     recipe_for,
 )
+from orchestration.side_by_side import usable_cores
 from orchestration.smollm2 import UV_OF_SETUP
 from policies.curriculum import ProblemOptions
 
-ROOT = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    from benchmarks.roofline import Machine, Roofline, Transformer
+
 DRIVER = Path(__file__).with_name("trl_grpo.py")
 TRL = "trl==1.16.0"
 WARM_UP_STEPS = 1
@@ -85,7 +85,7 @@ def side_figures(steps: Sequence[StepFigures]) -> SideFigures:
 def trl_python(environment: Path) -> Path:
     """The Python of an environment that has TRL, with our torch and transformers; made if it isn't there.
 
-    Raises `SystemExit` where uv is missing, `subprocess.CalledProcessError` where a package can't be had.
+    Raises `Failed` where uv is missing, or a package can't be had.
     """
     python, made = environment / "bin" / "python", environment / "vs-trl-packages.txt"
     packages = [TRL, *(f"{name}=={importlib.metadata.version(name)}" for name in ("torch", "transformers"))]
@@ -93,15 +93,16 @@ def trl_python(environment: Path) -> Path:
         return python
     uv = shutil.which("uv") or shutil.which(str(ROOT / UV_OF_SETUP))
     if uv is None:
-        raise SystemExit("vs_trl: no uv on the PATH or in .setup; run make setup first")
-    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)], check=True)
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), *packages], check=True)
+        raise Failed("no uv on the PATH or in .setup, which is to install TRL; run make setup first")
+    say(f"{TRL} is installed into {environment}")
+    output_of([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)])
+    output_of([uv, "pip", "install", "--quiet", "--python", str(python), *packages])
     made.write_text("\n".join(packages))
     return python
 
 
 def train_with_trl(job: Job, python: Path, prompts: list[list[int]]) -> list[StepFigures]:
-    """Raises `RuntimeError` if TRL saw other tokens than we do."""
+    """Raises `Failed` if TRL saw other tokens than we do."""
     shutil.rmtree(job.folder, ignore_errors=True)
     Path(job.folder).mkdir(parents=True)
     path = Path(job.folder) / "job.json"
@@ -109,7 +110,7 @@ def train_with_trl(job: Job, python: Path, prompts: list[list[int]]) -> list[Ste
     answer = json.loads(_last_line([str(python), str(DRIVER), str(path)], Path(job.folder) / "trl.log"))
     expected = [len(prompt) for prompt in prompts]
     if answer["prompt_tokens"] != expected:
-        raise RuntimeError(f"TRL's prompts have other lengths than ours: {answer['prompt_tokens']}, not {expected}")
+        raise Failed(f"TRL's prompts have other lengths than ours: {answer['prompt_tokens']}, not {expected}")
     return [StepFigures(**step) for step in answer["steps"]][WARM_UP_STEPS:]
 
 
@@ -119,7 +120,7 @@ def train_with_greenroom(job: Job, problems: ProblemOptions, longest_prompt: int
     recipe = Path(job.folder) / "recipe.toml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text(tomli_w.dumps(recipe_for(job, problems, longest_prompt)))
-    command = [sys.executable, "-m", "orchestration.cli", "train", str(recipe), "--runs", job.folder, "--json"]
+    command = [*GREENROOM, "train", str(recipe), "--runs", job.folder, "--json"]
     folder = Path(job.folder) / json.loads(_last_line(command, Path(job.folder) / "greenroom.log"))["name"]
     return steps_of_run(folder / "metrics.jsonl")
 
@@ -140,17 +141,16 @@ def steps_of_run(metrics: Path) -> list[StepFigures]:
 
 
 def _last_line(command: Sequence[str], log: Path) -> str:
-    """Of what the command prints; the rest of its output goes to `log`. Raises `RuntimeError` if it fails."""
+    """Of what the command prints; the rest of its output goes to `log`. Raises `Failed` if it fails."""
     with log.open("w") as errors:
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=SIDE_DEADLINE_S
-        )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with code {done.returncode}; see {log}")
-    return done.stdout.splitlines()[-1]
+        return output_of(command, errors, SIDE_DEADLINE_S).splitlines()[-1]
 
 
 def model_shape(folder: Path) -> Transformer:
+    from transformers import AutoConfig
+
+    from benchmarks.roofline import Transformer
+
     config = AutoConfig.from_pretrained(folder)
     return Transformer(
         layers=config.num_hidden_layers,
@@ -165,6 +165,10 @@ def model_shape(folder: Path) -> Transformer:
 
 def least_seconds(job: Job, prompts: list[list[int]], machine: Machine) -> Roofline:
     """Of a counted step, on average."""
+    import torch
+
+    from benchmarks.roofline import Roofline, Step, roofline
+
     model, each = model_shape(Path(job.model)), job.prompts_per_step
     item = torch.empty(0, dtype=getattr(torch, job.dtype)).element_size()
     least = [
@@ -183,10 +187,15 @@ def compare(
     job: Job, sides: dict[str, Callable[[], list[StepFigures]]], rounds: int, prompts: list[list[int]]
 ) -> dict[str, Any]:
     """All figures. `sides`: what runs each of them once and returns its counted steps."""
+    import torch
+
+    from benchmarks.roofline import measure_machine
+
     steps: dict[str, list[StepFigures]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, run in sides.items():
-            steps[name] += run()
+    for number in range(rounds):
+        for name, train in sides.items():
+            steps[name] += train()
+            say(f"round {number + 1} of {rounds}: {name} has trained")
     machine = measure_machine(getattr(torch, job.dtype), job.threads)
     figures = {name: side_figures(of_side) for name, of_side in steps.items()}
     least = least_seconds(job, prompts, machine)
@@ -228,28 +237,50 @@ def as_table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments() -> argparse.ArgumentParser:
+    parser = parser_of("vs_trl", __doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "smollm2-135m", help="folder of SmolLM2")
     parser.add_argument("--problems", type=Path, help="a .jsonl file of GSM8K; without, the quickstart's problems")
     parser.add_argument("--environment", type=Path, default=ROOT / ".bench" / "trl", help="TRL's own environment")
     parser.add_argument("--folder", type=Path, default=ROOT / ".bench" / "vs-trl", help="for runs and logs")
-    parser.add_argument("--steps", type=int, default=3, help=f"of each run; the first {WARM_UP_STEPS} is not counted")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each side")
-    parser.add_argument("--prompts", type=int, default=4, help="per step")
-    parser.add_argument("--group", type=int, default=8, help="completions of each prompt")
-    parser.add_argument("--completion-tokens", type=int, default=64)
+    parser.add_argument(
+        "--steps",
+        type=at_least(WARM_UP_STEPS + 1),
+        default=3,
+        help=f"of each run; the first {WARM_UP_STEPS} is not counted",
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each side")
+    parser.add_argument("--prompts", type=at_least(1), default=4, help="per step")
+    parser.add_argument("--group", type=at_least(2), default=8, help="completions of each prompt")
+    parser.add_argument("--completion-tokens", type=at_least(1), default=64, help="of each (default 64)")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16", help="of weights and passes")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--completions-per-pass", type=int, default=8, help="forward and backward at a time")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
+    parser.add_argument(
+        "--threads", type=at_least(1), default=usable_cores(), help="of each side (default: a core each)"
+    )
+    parser.add_argument("--completions-per-pass", type=at_least(1), default=8, help="forward and backward at a time")
+    add_json(parser)
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     options = parser.parse_args()
-    if options.steps <= WARM_UP_STEPS:
-        parser.error(f"--steps is {options.steps}; give at least {WARM_UP_STEPS + 1}")
-    if not (options.model / "config.json").is_file():
-        parser.error(f"--model {options.model} holds no model; make it with: greenroom data smollm2 {options.model}")
+    if options.prompts * options.group % options.completions_per_pass:
+        parser.error(
+            f"argument --completions-per-pass: {options.completions_per_pass} does not divide the step's "
+            f"{options.prompts * options.group} completions (--prompts times --group)"
+        )
+    if options.problems is not None and not options.problems.is_file():
+        parser.error(f"argument --problems: there is no file {options.problems}")
+    if not all((options.model / name).is_file() for name in ("config.json", "tokenizer.json")):
+        parser.error(
+            f"argument --model: {options.model} holds no model; make it with: greenroom data smollm2 {options.model}"
+        )
     folder: Path = options.folder.resolve()
-    model = fixed_length_model(options.model, folder / "model")
+    try:
+        model = fixed_length_model(options.model, folder / "model")
+    except ValueError as error:
+        parser.error(f"argument --model: {error}")
     count = options.steps * options.prompts
     problems = problem_options(options.problems, count)
     prompts = prompts_in_order(problems, count, model, seed=0)
@@ -283,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,7 @@ from orchestration.data.problems import load_problems
 from policies.curriculum import ProblemOptions, ProblemStream
 from policies.data_options import DatasetOptions
 
+Dtype = Literal["float32", "bfloat16"]
 NEVER_SAMPLED = "<empty_output>"
 """One of the tokens that SmolLM2's tokenizer keeps for code and that its chats never have."""
 PROMPT = PromptOptions(instructions=False, opening="")
@@ -38,7 +39,7 @@ class Job:
     group: int
     completion_tokens: int
     steps: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     """Of weights and passes."""
     threads: int
     completions_per_pass: int

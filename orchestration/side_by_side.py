@@ -133,7 +133,7 @@ def _processes(
             here, there = context.Pipe()
             pipes.append(here)
             process = context.Process(target=_serve, args=(there, work, items, os.getpid(), scratch), daemon=True)
-            with _deaf_to_interrupts():
+            with deaf_to_interrupts():
                 process.start()
             processes.append(process)
             there.close()  # so that the end of the process is the end of what can be read
@@ -148,7 +148,7 @@ def _processes(
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def deaf_to_interrupts() -> Iterator[None]:
     """A process that is started meanwhile never hears of Ctrl-C, nor of a terminal that closes: this one does, and ends
     it.
 

@@ -20,7 +20,7 @@ from actors.storage.index import IndexRow
 from actors.storage.reader import Archive
 from orchestration.archive.selection import SelectionError, page_of, parse_condition, select
 from orchestration.archive.source import find_archive
-from orchestration.terminal import AsJson, visible
+from orchestration.terminal import AsJson, ending_cleanly, visible
 
 app = typer.Typer(no_args_is_help=True, help="Check, export and count stored trajectories.")
 
@@ -260,7 +260,7 @@ def bench_archive(
     from orchestration.archive.tables import bench_table
     from orchestration.bench.archive import bench_archive as measure
 
-    with usable_input():
+    with ending_cleanly(), usable_input():
         source = None if archive is None else find_archive(archive)
         found = measure(trajectories=trajectories, rounds=rounds, archive=source)
     if as_json:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -25,6 +24,7 @@ from actors.storage.reader import Archive, read_archive
 from actors.storage.writer import ArchiveWriter
 from env.tool_call import ToolCall, ToolResult
 from orchestration.archive.export import columns, export_parquet, json_line, read_jsonl, read_parquet
+from orchestration.scratch_folder import scratch_folder
 from policies import tokens
 from policies.trajectory import CallRecord, Problem, Span, Trajectory, Verdict, WeightsVersion
 
@@ -86,10 +86,10 @@ def bench_archive(*, trajectories: int = 1000, rounds: int = 3, archive: Path | 
     }
     wrote, read, size = dict.fromkeys(sides, 0.0), dict.fromkeys(sides, 0.0), dict.fromkeys(sides, 0)
     opened = 0.0
-    with tempfile.TemporaryDirectory(prefix="greenroom-bench-") as folder:
+    with scratch_folder("greenroom-bench-") as folder:
         for number in range(rounds):
             for name, side in sides.items():
-                path = Path(folder) / f"{name}-{number}"
+                path = folder / f"{name}-{number}"
                 gc.collect()
                 wrote[name] += _seconds(lambda side=side, path=path: side.write(stored, path))
                 found: list[Trajectory] = []
@@ -98,7 +98,7 @@ def bench_archive(*, trajectories: int = 1000, rounds: int = 3, archive: Path | 
                 if found != stored:
                     raise RuntimeError(f"{name} gave back something else than it took")
                 size[name] = _bytes(path)
-            opened += _seconds(lambda number=number: Archive(Path(folder) / f"archive-{number}"))
+            opened += _seconds(lambda number=number: Archive(folder / f"archive-{number}"))
     count = sum(tokens.count(span.ids) for each in stored for span in each.spans)
 
     def figures(name: str) -> FormatFigures:

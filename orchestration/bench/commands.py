@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from orchestration.archive.commands import bench_archive
-from orchestration.terminal import AsJson, console, run_interruptibly, told
+from orchestration.terminal import AsJson, console, ending_cleanly, run_interruptibly, told
 
 AllowWeaker = Annotated[
     bool,
@@ -102,10 +102,11 @@ def bench_learner(
     as_json: AsJson = False,
 ) -> None:
     """Tokens per second and peak memory of a learner step against a plain padded step with transformers."""
-    from orchestration.bench.learner import bench_learner as measure
-    from orchestration.bench.learner import known_models
+    with ending_cleanly(), told("not measured", RuntimeError):
+        from orchestration.bench.learner import bench_learner as measure
+        from orchestration.bench.learner import known_models
 
-    figures = measure(threads, known_models(model), rounds, say=_say)
+        figures = measure(threads, known_models(model), rounds, say=_say)
     if as_json:
         print(figures.model_dump_json())
         return

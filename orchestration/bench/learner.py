@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import tempfile
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -31,6 +30,8 @@ from orchestration.bench.learner_sides import (
     steps_of,
 )
 from orchestration.recipe import RecipeError
+from orchestration.scratch_folder import scratch_folder
+from orchestration.side_by_side import deaf_to_interrupts
 from orchestration.tiny_model import write_tokenizer
 
 ModelName = Literal["quickstart", "llama_135m"]
@@ -84,8 +85,8 @@ class LearnerFigures(BaseModel):
 def shape_of(name: ModelName) -> Shape:
     """The quickstart's model, or a Llama of the shape of SmolLM2-135M; both with random float32 weights."""
     if name == "quickstart":
-        with tempfile.TemporaryDirectory() as folder:
-            vocabulary = len(write_tokenizer(Path(folder), LONGEST))
+        with scratch_folder("greenroom-bench-") as folder:
+            vocabulary = len(write_tokenizer(folder, LONGEST))
         return Shape(ModelSpec(layers=3, max_positions=LONGEST, initializer_range=0.05), vocabulary)
     spec = ModelSpec(
         hidden_size=576,
@@ -185,14 +186,15 @@ class _Side:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=serve,
-            args=(theirs, name, shape, LONGEST, parts, threads),
+            args=(theirs, os.getpid(), name, shape, LONGEST, parts, threads),
             name=f"learner-bench-{name}",
             daemon=True,
         )
         self._theirs: Connection = theirs
 
     def __enter__(self) -> _Side:
-        self._process.start()
+        with deaf_to_interrupts():
+            self._process.start()
         self._theirs.close()  # so that its death ends the connection
         with contextlib.ExitStack() as undo:
             undo.push(self.__exit__)

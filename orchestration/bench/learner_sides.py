@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from actors.learning.model import ModelSpec, build_model
 from actors.learning.trainer import trainer_on_threads
+from actors.system.orphans import die_with
 from policies import tokens
 from policies.batch import TrainingSequence
 from policies.options import ObjectiveOptions, OptimiserOptions
@@ -150,8 +151,14 @@ def _plain_loss(model: PreTrainedModel, batch: Sequence[TrainingSequence]) -> Te
     return (losses * learned[:, 1:]).sum()
 
 
-def serve(connection: Connection, side: SideName, shape: Shape, longest: int, parts: int, threads: int) -> None:
-    """One side's process: says that it is ready, then takes each step whose number it is told, and measures."""
+def serve(
+    connection: Connection, parent: int, side: SideName, shape: Shape, longest: int, parts: int, threads: int
+) -> None:
+    """One side's process: says that it is ready, then takes each step whose number it is told, and measures.
+
+    It dies with its `parent` (by pid).
+    """
+    die_with(parent)
     sequences = sequences_for(shape.vocabulary, longest)
     model = build_model(shape.spec, vocabulary=shape.vocabulary, seed=0)
     step = packed_step(model, sequences, threads) if side == "packed" else plain_step(model, threads)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from env.jail import THREADS
 from env.tool_call import Limits, ToolCall
 from env.zygotes import Zygotes
 from orchestration.bench import mixed_calls
+from orchestration.scratch_folder import scratch_folder
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -102,12 +102,12 @@ async def bench_tools(
     try:
         async with protecting(pool, allow_weaker) as isolation:
             with (
-                tempfile.TemporaryDirectory(prefix="greenroom-bench-") as folder,
+                scratch_folder("greenroom-bench-") as folder,
                 ThreadPoolExecutor(concurrency) as threads,
             ):
                 for name, kind in KINDS.items():
                     say(f"{name}: {rounds} rounds of {seconds / rounds:.1f} s for each side")
-                    spawn = PlainSpawns(Path(folder) / f"call_{name}.py", kind, threads)
+                    spawn = PlainSpawns(folder / f"call_{name}.py", kind, threads)
                     kinds[name] = await _compare(_ours(pool, kind), spawn.run, concurrency, seconds, rounds)
     finally:
         await pool.close()

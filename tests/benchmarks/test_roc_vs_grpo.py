@@ -7,8 +7,21 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import tomli_w
 
-from benchmarks.roc_vs_grpo import ARMS, LAST_STEPS, arm_recipe, compare, interval, outcome, panels, sft_recipe
+from benchmarks.command import Failed
+from benchmarks.roc_vs_grpo import (
+    ARMS,
+    LAST_STEPS,
+    arm_recipe,
+    compare,
+    compared_outcome,
+    interval,
+    outcome,
+    panels,
+    sft_recipe,
+    train,
+)
 from benchmarks.roc_vs_grpo_plot import draw
 from orchestration.recipe import Recipe
 from orchestration.recipe_loading import validate_recipe
@@ -84,3 +97,26 @@ def test_the_table_pairs_seeds_and_the_plot_is_whole(tmp_path: Path) -> None:
     tree = ElementTree.parse(tmp_path / "plot.svg")
     lines = tree.findall(".//{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 3 * 2 * (2 + 1)  # panels, arms, two seeds and their mean
+
+
+def test_a_finished_run_is_taken_only_for_the_one_with_its_settings(tmp_path: Path) -> None:
+    data = sft_recipe(3)
+    folder = tmp_path / data["name"]
+    folder.mkdir()
+    (folder / "summary.json").write_text('{"finished": true}')
+    with pytest.raises(Failed, match="other settings"):
+        train(data, tmp_path)  # whose it is can't be told
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / f"{data['name']}.toml").write_text(tomli_w.dumps(data))
+    assert train(data, tmp_path) == folder
+    with pytest.raises(Failed, match="other settings"):
+        train(data | {"learner": {"threads": 1}}, tmp_path)
+
+
+def test_a_run_without_a_share_of_tool_errors_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "grpo-0", 0.5)
+    assert compared_outcome(folder) == outcome(folder)
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace(": 0.5", ": null"))
+    with pytest.raises(Failed, match=r"grpo-0: step .* has no tool_error_share_in_correct"):
+        compared_outcome(folder)
