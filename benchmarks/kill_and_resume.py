@@ -44,7 +44,6 @@ from benchmarks.command import (
     run,
     say,
 )
-from orchestration.books import books_fault
 from orchestration.recipe_loading import load_recipe
 from orchestration.run_folder import RECIPE_FILE
 from orchestration.scratch_folder import scratch_folder
@@ -164,6 +163,8 @@ class Runs:
 
     def fault(self, run: Path, undisturbed: Path) -> str:
         """What is wrong with a run that was resumed; empty if nothing is."""
+        from orchestration.books import books_fault
+
         if self.mode == "deterministic":
             if trained_groups(run) != trained_groups(undisturbed):
                 return "other groups were trained"
