@@ -11,18 +11,24 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+logger = logging.getLogger(__name__)
+
 SESSION_VARIABLE = "GREENROOM_SESSION"
 _PATTERN = re.compile(r"^gr-(\d+)-(\d+)-")
+BURIALS = 50
+"""How often a session's end is tried, a tenth of a second apart."""
 _LONGEST_BASE = 12
 """Bytes of a base folder's path that leave room for Ray's own `session_DATE_PID/sockets/plasma_store`."""
 
@@ -58,17 +64,24 @@ def _belongs(process: psutil.Process, folder: Path) -> bool:
 
 
 def bury_session(folder: Path, processes: Iterable[psutil.Process] = (), patience_s: float = 1.0) -> None:
-    """Wait until `processes` and those of the session have gone, kill those that stay, and delete the folder."""
+    """Wait until `processes` and those of the session have gone, kill those that stay, and delete the folder.
+
+    While that can't be deleted, somebody writes to it who could not be seen a moment ago (a process that is just being
+    started has neither environment nor files): all is done again. In the end the log says that it is there still.
+    """
     processes = {process.pid: process for process in (*processes, *session_processes(folder))}.values()
     psutil.wait_procs(_running(processes), timeout=patience_s)
-    for _ in range(50):
-        if not (left := _running({*processes, *session_processes(folder)})):
-            break
+    for _ in range(BURIALS):
+        left = _running({*processes, *session_processes(folder)})
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=0.1)
-    shutil.rmtree(folder, ignore_errors=True)
+        if not left:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                return
+        time.sleep(0.1)
+    logger.warning("%s could not be deleted: it is of a Ray session that is over", folder)
 
 
 def sweep_leftovers() -> list[Path]:

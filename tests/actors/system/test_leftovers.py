@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from actors.system.leftovers import make_session_folder, session_processes, sweep_leftovers
+from actors.system.leftovers import bury_session, make_session_folder, session_processes, sweep_leftovers
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
@@ -74,9 +77,9 @@ def test_a_run_that_ends_leaves_nothing_behind(ending: str, code: int, message: 
 def test_a_run_that_is_interrupted_leaves_nothing_behind(number: signal.Signals) -> None:
     with driver("wait") as (process, folder, processes):
         os.killpg(process.pid, number)  # as a terminal does: to the driver and all in its process group
-        process.communicate(timeout=PATIENCE_S)
+        _, complaints = process.communicate(timeout=PATIENCE_S)
         assert process.returncode != 0
-        assert not folder.exists()
+        assert not folder.exists(), f"{sorted(folder.rglob('*'))}; {complaints}"
         assert not still_there(processes)
 
 
@@ -122,6 +125,24 @@ def test_a_command_s_own_answer_to_sigterm_outlives_the_start_of_ray() -> None:
     )
     assert (done.returncode, done.stdout) == (130, "cleaned up\n"), done.stderr
     assert done.stderr == "interrupted; everything that ran has been stopped\n"
+
+
+def test_who_still_writes_to_a_folder_does_not_keep_it() -> None:
+    folder = make_session_folder()
+
+    def write() -> None:
+        until = time.monotonic() + 0.5
+        with suppress(FileNotFoundError):
+            for number in itertools.count():
+                (folder / f"log-{number}").touch()
+                if time.monotonic() > until:
+                    return
+
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(write)
+        bury_session(folder)
+        writing.result()
+    assert not folder.exists()
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_at_ends_no_run() -> None:
