@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from orchestration.data.rows import DataError
 from orchestration.recipe import RecipeError
-from orchestration.side_by_side import WorkerLost
+from orchestration.side_by_side import INTERRUPTS, WorkerLost, deaf_to
 from orchestration.terminal import ending_cleanly
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +146,7 @@ def child(command: Sequence[str], **settings: Any) -> Iterator[subprocess.Popen[
         yield process
     finally:
         if process.poll() is None:
-            with _deaf():
+            with deaf_to(*INTERRUPTS, signal.SIGTERM):  # what further ones ask for is under way
                 process.terminate()
                 try:
                     process.wait(CLEANING_UP_S)
@@ -186,15 +186,3 @@ def _shown(command: Sequence[str]) -> str:
     if tuple(command[: len(GREENROOM)]) == GREENROOM:
         return " ".join(("greenroom", *command[len(GREENROOM) : len(GREENROOM) + 2]))
     return " ".join(command[:3])
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Further signals change nothing: what they ask for is under way."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

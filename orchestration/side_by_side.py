@@ -133,7 +133,7 @@ def _processes(
             here, there = context.Pipe()
             pipes.append(here)
             process = context.Process(target=_serve, args=(there, work, items, os.getpid(), scratch), daemon=True)
-            with deaf_to_interrupts():
+            with deaf_to(*INTERRUPTS):
                 process.start()
             processes.append(process)
             there.close()  # so that the end of the process is the end of what can be read
@@ -147,14 +147,17 @@ def _processes(
             process.join()
 
 
+INTERRUPTS = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends to all of its processes: Ctrl-C, and that it closes."""
+
+
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, nor of a terminal that closes: this one does, and ends
-    it.
+def deaf_to(*numbers: signal.Signals) -> Iterator[None]:
+    """These signals are ignored meanwhile; a process that is started in the block never hears of them at all.
 
     (Blocked signals would be inherited, too, but `multiprocessing` unblocks SIGINT when it first starts a process.)
     """
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

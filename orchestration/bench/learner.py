@@ -31,7 +31,7 @@ from orchestration.bench.learner_sides import (
 )
 from orchestration.recipe import RecipeError
 from orchestration.scratch_folder import scratch_folder
-from orchestration.side_by_side import deaf_to_interrupts
+from orchestration.side_by_side import INTERRUPTS, deaf_to
 from orchestration.tiny_model import write_tokenizer
 
 ModelName = Literal["quickstart", "llama_135m"]
@@ -193,7 +193,7 @@ class _Side:
         self._theirs: Connection = theirs
 
     def __enter__(self) -> _Side:
-        with deaf_to_interrupts():
+        with deaf_to(*INTERRUPTS):
             self._process.start()
         self._theirs.close()  # so that its death ends the connection
         with contextlib.ExitStack() as undo:
